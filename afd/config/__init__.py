@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AFD's settings: what they are (:mod:`schema`), how they are read (:mod:`kinds`) and merged (:mod:`resolve`).
+
+    resolved = resolve({"--afd-port": "9400"}, os.environ, {"num_ffn_ranks": 1})
+    resolved.config.port, resolved.origins["port"]        # 9400, "flag --afd-port"
+"""
+
+from afd.config.kinds import read_json
+from afd.config.resolve import RESERVED_ENV, Resolved, resolve, to_json, value_of
+from afd.config.schema import (
+    CAM_ASYNC,
+    CAMP2P,
+    EXTRA_OPTIONS,
+    AFDConfig,
+    Auth,
+    Option,
+    Timeouts,
+    UbatchPolicy,
+    options,
+)
+
+__all__ = [
+    "CAMP2P",
+    "CAM_ASYNC",
+    "EXTRA_OPTIONS",
+    "RESERVED_ENV",
+    "AFDConfig",
+    "Auth",
+    "Option",
+    "Resolved",
+    "Timeouts",
+    "UbatchPolicy",
+    "options",
+    "read_json",
+    "resolve",
+    "to_json",
+    "value_of",
+]

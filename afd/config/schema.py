@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AFD's configuration as frozen dataclasses, and the one table of options derived from their fields.
+
+A field's metadata holds its kind, its sentence of documentation and its aliases. Flags (``--afd-timeouts-step-s``),
+environment names (``AFD_TIMEOUTS_STEP_S``), JSON keys, ``afd config show`` and ``docs/configuration.md`` all come from
+:func:`options`, so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from afd.config import kinds
+from afd.config.kinds import Kind
+from afd.errors import ConfigError
+from afd.topology import Role, Topology, WorldOrder
+
+CAMP2P = "CAMP2pAFDConnector"
+CAM_ASYNC = "CAMAsyncAFDConnector"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting. ``path`` is its place in :class:`AFDConfig` ("timeouts.step_s"), ``key`` its place in JSON."""
+
+    path: str
+    key: str
+    flag: str
+    env: str
+    kind: Kind
+    default: Any
+    doc: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def type(self) -> str:
+        return self.kind.name
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.kind.choices
+
+
+def _option(
+    kind: Kind, doc: str, default: Any = None, *, key: str = "", aliases: tuple[str, ...] = (), factory: Any = None
+) -> Any:
+    metadata = {"kind": kind, "doc": doc, "key": key, "aliases": aliases}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata, hash=False)
+    return field(default=default, metadata=metadata)
+
+
+def _group(cls: type[Any]) -> Any:
+    return field(default_factory=cls, metadata={"group": cls})
+
+
+@dataclass(frozen=True)
+class UbatchPolicy:
+    """When a step is cut into two ubatches. Thresholds are real tokens, the minimum over all ranks of a role."""
+
+    num_ubatches: int = _option(
+        kinds.between("a number of ubatches", 1, 2), "Slices of a step that overlap Attention with FFN; 1 is off.", 1
+    )
+    decode_token_threshold: int = _option(
+        kinds.at_least("a number of tokens", 0),
+        "Tokens from which a step of only decodes is cut in two. vLLM's `--dbo-decode-token-threshold`.",
+        32,
+    )
+    prefill_token_threshold: int = _option(
+        kinds.at_least("a number of tokens", 0),
+        "Tokens from which any other step is cut in two. vLLM's `--dbo-prefill-token-threshold`.",
+        512,
+    )
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Deadlines, in seconds. Every wait in AFD ends by one of them."""
+
+    rendezvous_s: float = _option(
+        kinds.SECONDS, "How long a role waits for the other one to appear. Then missing ranks are named.", 600.0
+    )
+    step_s: float = _option(kinds.SECONDS, "How long a live peer may take to make progress within a step.", 60.0)
+    heartbeat_s: float = _option(
+        kinds.SECONDS,
+        "Time between heartbeats. A peer is lost after three without one, and that may be at most 2 s (so 0.66 or less).",
+        0.5,
+    )
+    grace_s: float = _option(
+        kinds.SECONDS, "How long an aborted process may take to end by itself before it is killed.", 5.0
+    )
+
+
+@dataclass(frozen=True)
+class Auth:
+    """How peers prove that they belong to the run. The token itself is never part of the configuration."""
+
+    token_file: str | None = _option(
+        kinds.PATH,
+        "File with a shared token of 16 bytes or more, not readable by other users. Without one, peers are trusted.",
+    )
+
+
+@dataclass(frozen=True)
+class AFDConfig:
+    """The settings of one role. Build it with :func:`afd.config.resolve`, which validates; it never changes after.
+
+    ``connector_extra_config`` holds only the keys that the user gave, checked against :data:`EXTRA_OPTIONS`;
+    :meth:`extra` adds the defaults.
+    """
+
+    role: Role | None = _option(
+        kinds.choice("attention", "ffn"),
+        "The role of this process. `afd serve` sets it from its first argument.",
+        aliases=("afd_role",),
+    )
+    connector: str = _option(
+        kinds.choice(CAMP2P, CAM_ASYNC), "Protocol between the roles.", CAMP2P, aliases=("afd_connector",)
+    )
+    host: str = _option(
+        kinds.HOST,
+        "Where the rendezvous listens: an address of the host with world rank 0 (F0 for CAMP2P, A0 for CAMAsync).",
+        "127.0.0.1",
+        aliases=("afd_host",),
+    )
+    port: int = _option(kinds.PORT, "Port of the rendezvous.", 9310, aliases=("afd_port",))
+    num_attention_ranks: int = _option(
+        kinds.count("a number of ranks"), "Attention ranks over all hosts: DP × PCP × TP. A multiple of the FFN ranks.", 1
+    )
+    num_ffn_ranks: int = _option(kinds.count("a number of ranks"), "FFN ranks over all hosts.", 1)
+    compute_gate_on_attention: bool = _option(
+        kinds.BOOLEAN, "Route tokens to experts on Attention (CAMAsync) instead of on FFN (CAMP2P).", False
+    )
+    async_dp: bool = _option(
+        kinds.BOOLEAN, "Drive FFN by arriving data instead of by step messages (CAMAsync).", False, key="async",
+        aliases=("async_dp",),
+    )
+    connector_extra_config: Mapping[str, Any] = _option(
+        kinds.MAPPING, "Settings of the connector, see below.", factory=lambda: MappingProxyType({})
+    )
+    transport: str = _option(
+        kinds.choice("auto", "shm", "collective", "cam"), "What moves tensors between the roles. Both must agree.", "auto"
+    )
+    ubatch: UbatchPolicy = _group(UbatchPolicy)
+    timeouts: Timeouts = _group(Timeouts)
+    auth: Auth = _group(Auth)
+    on_loss: str = _option(
+        kinds.choice("exit", "rejoin"), "What a role does when a peer is lost: end, or wait for it in a new epoch.", "exit"
+    )
+
+    @property
+    def topology(self) -> Topology:
+        """Counts of both roles, in the world order of the connector."""
+        order = WorldOrder.FFN_FIRST if self.connector == CAMP2P else WorldOrder.ATTENTION_FIRST
+        return Topology(self.num_attention_ranks, self.num_ffn_ranks, order)
+
+    def extra(self) -> dict[str, Any]:
+        """``connector_extra_config`` with the connector's defaults filled in."""
+        return {
+            option.path: self.connector_extra_config.get(option.path, option.default)
+            for option in EXTRA_OPTIONS[self.connector]
+        }
+
+    def token(self) -> bytes | None:
+        """The shared token, read from ``auth.token_file`` now; None when none is configured.
+
+        Raises :class:`ConfigError` when the file is missing, too open, or too short. No message contains the token.
+        """
+        return None if self.auth.token_file is None else read_token(self.auth.token_file)
+
+
+def _extra(name: str, kind: Kind, default: Any, doc: str) -> Option:
+    return Option(path=name, key=f"connector_extra_config.{name}", flag="", env="", kind=kind, default=default, doc=doc)
+
+
+EXTRA_OPTIONS: Mapping[str, tuple[Option, ...]] = MappingProxyType(
+    {
+        CAMP2P: (
+            _extra("core_num", kinds.count("a number of cores"), 8, "AIV cores that the operators of each role use."),
+            _extra("attn_core_num", kinds.count("a number of cores"), None, "The same for Attention only."),
+            _extra("ffn_core_num", kinds.count("a number of cores"), None, "The same for FFN only."),
+            _extra("quant_mode", kinds.between("a quantisation mode", 0, 0), 0, "Quantisation on the wire; only 0, none."),
+            _extra(
+                "compute_gate_on_attention", kinds.BOOLEAN, None, "Another place for the key of the same name; must agree."
+            ),
+        ),
+        CAM_ASYNC: (
+            _extra("dynamicQuant", kinds.between("a mode", 0, 1), 0, "1 quantises what is dispatched."),
+            _extra("attn_ranks_per_dp", kinds.count("a number of ranks"), 1, "Attention ranks in one DP replica (PCP)."),
+            _extra("async_moe_ubatching", kinds.BOOLEAN, False, "Cut the MoE part of a step in two. Not DBO."),
+            _extra("async_moe_num_ubatches", kinds.between("a number of slices", 2, 2), 2, "Slices; only 2."),
+            _extra("async_moe_split", kinds.choice("request"), "request", "Where to cut: between requests."),
+        ),
+    }
+)
+
+
+def _walk(cls: type[Any], prefix: str) -> list[Option]:
+    found: list[Option] = []
+    item: Field[Any]
+    for item in fields(cls):
+        if "group" in item.metadata:
+            found += _walk(item.metadata["group"], f"{prefix}{item.name}.")
+            continue
+        path = f"{prefix}{item.name}"
+        key = prefix + (item.metadata["key"] or item.name)
+        default = item.default if item.default is not MISSING else {}
+        words = key.replace(".", "_")
+        found.append(
+            Option(
+                path=path,
+                key=key,
+                flag="--afd-" + words.replace("_", "-"),
+                env="AFD_" + words.upper(),
+                kind=item.metadata["kind"],
+                default=default,
+                doc=item.metadata["doc"],
+                aliases=item.metadata["aliases"],
+            )
+        )
+    return found
+
+
+@cache
+def options() -> tuple[Option, ...]:
+    """Every setting, in the order of the documentation."""
+    return tuple(_walk(AFDConfig, ""))
+
+
+def build(values: Mapping[str, Any]) -> AFDConfig:
+    """An :class:`AFDConfig` from a complete mapping of paths to values already read by their kinds."""
+
+    def construct(cls: type[Any], prefix: str) -> Any:
+        arguments = {}
+        for item in fields(cls):
+            path = f"{prefix}{item.name}"
+            arguments[item.name] = (
+                construct(item.metadata["group"], path + ".") if "group" in item.metadata else values[path]
+            )
+        return cls(**arguments)
+
+    config: AFDConfig = construct(AFDConfig, "")
+    return config
+
+
+_TOKEN_MIN, _TOKEN_MAX = 16, 4096
+
+
+def read_token(path: str) -> bytes:
+    """The token in the file at ``path``, without surrounding white space. Never shown in a message.
+
+    The group may read the file (that is how Kubernetes mounts a secret for a pod's ``fsGroup``), others may not, and
+    nobody but the owner may write it. Raises :class:`ConfigError`.
+    """
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(f"token file {path}: {error.strerror or error}") from None
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"token file {path}: not a regular file")
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & 0o027:
+            raise ConfigError(
+                f"token file {path}: mode {mode:04o} lets others read or change it; run: chmod 600 {path}"
+            )
+        if found.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                f"token file {path}: owned by uid {found.st_uid}, so that user could change it; "
+                f"it must belong to this user (uid {os.geteuid()}) or to root"
+            )
+        token = file.read(_TOKEN_MAX + 1).strip()
+    if not _TOKEN_MIN <= len(token) <= _TOKEN_MAX:
+        raise ConfigError(
+            f"token file {path}: {len(token)} bytes; a token has {_TOKEN_MIN} to {_TOKEN_MAX} "
+            "(make one with: openssl rand -hex 32)"
+        )
+    return token
