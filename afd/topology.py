@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is in the run and who serves whom: roles, ranks, world orders and the A→F map.
 
-``A`` Attention ranks share ``F`` FFN ranks, with ``A >= F`` and ``A % F == 0``. FFN rank ``j`` serves the ``r = A / F``
-Attention ranks ``jr .. jr + r - 1``, so every Attention rank is served exactly once and every FFN rank has the same
-load. A *world rank* numbers both roles together; which role comes first depends on the connector
-(:class:`WorldOrder`). World rank 0 is the *root*: it owns the rendezvous.
+``A`` Attention ranks share ``F`` FFN ranks, with ``A >= F`` and ``A % F == 0``. FFN rank ``j`` serves the ``r
+= A / F`` Attention ranks ``jr .. jr + r - 1``, so every Attention rank is served exactly once and every FFN
+rank has the same load. A *world rank* numbers both roles together; which role comes first depends on the
+connector (:class:`WorldOrder`). World rank 0 is the *root*: it owns the rendezvous.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Role(str, Enum):
 
     @property
     def letter(self) -> str:
-        """"A" or "F", the first character of a rank's name."""
+        """ "A" or "F", the first character of a rank's name."""
         return "A" if self is Role.ATTENTION else "F"
 
     @property
@@ -79,7 +79,9 @@ class WorldOrder(str, Enum):
 
 @dataclass(frozen=True)
 class Topology:
-    """How many ranks each role has, and in which order they are numbered. Call :meth:`validate` on user input."""
+    """How many ranks each role has, and in which order they are numbered. Call :meth:`validate` on user
+    input.
+    """
 
     num_attention: int
     num_ffn: int
@@ -95,14 +97,14 @@ class Topology:
                 raise ConfigError(f"{count} {name} ranks: at least 1 is needed")
         if self.num_attention < self.num_ffn:
             raise ConfigError(
-                f"{self}: more FFN ranks ({self.num_ffn}) than Attention ranks ({self.num_attention}) would leave FFN "
-                f"ranks with nothing to serve; use at most {self.num_attention} FFN ranks"
+                f"{self}: more FFN ranks ({self.num_ffn}) than Attention ranks ({self.num_attention}); the "
+                f"surplus would have nothing to serve; use at most {self.num_attention} FFN ranks"
             )
         if self.num_attention % self.num_ffn:
+            below = self.num_attention // self.num_ffn * self.num_ffn
             raise ConfigError(
-                f"{self}: {self.num_attention} Attention ranks do not divide evenly over {self.num_ffn} FFN ranks; "
-                f"use a multiple of {self.num_ffn}, such as {self.num_attention // self.num_ffn * self.num_ffn} or "
-                f"{(self.num_attention // self.num_ffn + 1) * self.num_ffn}"
+                f"{self}: {self.num_attention} Attention ranks do not divide evenly over {self.num_ffn} FFN "
+                f"ranks; use a multiple of {self.num_ffn}, such as {below} or {below + self.num_ffn}"
             )
 
     @property
@@ -167,7 +169,8 @@ class Topology:
     def pair_key(self, attention: int, ffn: int, ubatch: int) -> str:
         """A name for the path between two ranks and one ubatch, such as "a3-f1-u0"; no two paths share one.
 
-        Every pair has a name, served or not: an asynchronous connector joins each Attention rank to each FFN rank.
+        Every pair has a name, served or not: an asynchronous connector joins each Attention rank to each FFN
+        rank.
         """
         self.world_rank(Rank(Role.ATTENTION, attention))
         self.world_rank(Rank(Role.FFN, ffn))

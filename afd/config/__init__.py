@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AFD's settings: what they are (:mod:`schema`), how they are read (:mod:`kinds`) and merged (:mod:`resolve`).
+"""AFD's settings: what exists (``schema``), how one value is read (``kinds``), how sources merge
+(``resolve``).
 
-    resolved = resolve({"--afd-port": "9400"}, os.environ, {"num_ffn_ranks": 1})
-    resolved.config.port, resolved.origins["port"]        # 9400, "flag --afd-port"
+``resolve({"--afd-port": "9400"}, os.environ, {"num_ffn_ranks": 1})`` gives a :class:`Resolved`: its
+``config`` has port 9400, and its ``origins["port"]`` is "flag --afd-port".
 """
 
 from afd.config.kinds import read_json

@@ -2,8 +2,9 @@
 """The kinds of values that configuration holds, each with the one function that reads it from untyped input.
 
 A value arrives as text (flag, environment) or as JSON. Both spellings are accepted everywhere, so that
-``"port": "9310"`` from a template engine means the same as ``"port": 9310``. A reader raises ``ValueError`` with the
-end of a sentence, such as ``99999 is not a port (1-65535)``; the caller puts the source in front of it.
+``"port": "9310"`` from a template engine means the same as ``"port": 9310``. A reader raises ``ValueError``
+with the end of a sentence, such as ``99999 is not a port (1-65535)``; the caller puts the source in front of
+it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -19,13 +21,22 @@ from typing import Any
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
-_BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_BOOLEANS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 _LONGEST_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value may be: ``name`` for people, ``read`` from untyped input, ``choices`` when there are few."""
+    """What a value may be: ``name`` for people, ``read`` from untyped input, ``choices`` when few."""
 
     name: str
     read: Callable[[object], Any]
@@ -99,10 +110,8 @@ def _seconds(value: object) -> float:
         # An integer too large for a float is as wrong as infinity.
         number = float(value) if -1e308 < value < 1e308 else math.inf
     elif isinstance(value, str):
-        try:
+        with suppress(ValueError):
             number = float(value)
-        except ValueError:
-            pass
     if not math.isfinite(number) or not 0 < number <= _LONGEST_S:
         raise ValueError(f"{show(value)} is not a time in seconds (more than 0, at most {_LONGEST_S:.0f})")
     return number

@@ -15,17 +15,22 @@ from afd.config.schema import CAM_ASYNC, EXTRA_OPTIONS, AFDConfig, Option, build
 from afd.errors import ConfigError
 from afd.topology import Role
 
-#: Names in the environment that start with AFD_ and are not settings: how AFD's own processes find each other.
+#: Names in the environment that start with AFD_ and are not settings: how AFD's own processes find each
+#: other.
 RESERVED_ENV = ("AFD_AGENT_SOCKET", "AFD_LAUNCHER", "AFD_CACHE_DIR")
 _RESERVED_PREFIX = "AFD_RANK_"
 # What Kubernetes adds to every pod for a Service whose name begins with "afd" (enableServiceLinks).
-_SERVICE_LINK = re.compile(r"AFD(_[A-Z0-9_]+)?_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_[0-9]+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
+_SERVICE_LINK = re.compile(
+    r"AFD(_[A-Z0-9_]+)?_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT_[0-9]+_(TCP|UDP|SCTP)(_[A-Z]+)?)"
+)
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration, and for the path of every option its origin: "flag --afd-x", "env AFD_X", "json", "default"."""
+    """A configuration, and for the path of every option its origin: "flag --afd-x", "env AFD_X", "json",
+    "default".
+    """
 
     config: AFDConfig
     origins: Mapping[str, str]
@@ -41,9 +46,10 @@ class _Given:
 def resolve(flags: Mapping[str, Any], env: Mapping[str, str], json_config: Mapping[str, Any]) -> Resolved:
     """Merge the three sources and validate the result.
 
-    ``flags`` maps flag names ("--afd-port") to their text, ``env`` is the process environment, ``json_config`` the
-    object under ``additional_config["afd"]``. A flag beats a variable, a variable beats JSON, JSON beats the default.
-    An empty variable counts as not set. Raises :class:`ConfigError`, whose message begins with the source at fault.
+    ``flags`` maps flag names ("--afd-port") to their text, ``env`` is the process environment,
+    ``json_config`` the object under ``additional_config["afd"]``. A flag beats a variable, a variable beats
+    JSON, JSON beats the default. An empty variable counts as not set. Raises :class:`ConfigError`, whose
+    message begins with the source at fault.
     """
     given = {**_from_json(json_config), **_from_env(env), **_from_flags(flags)}
     values: dict[str, Any] = {}
@@ -61,7 +67,9 @@ def resolve(flags: Mapping[str, Any], env: Mapping[str, str], json_config: Mappi
 
 
 def to_json(config: AFDConfig) -> dict[str, Any]:
-    """``config`` as the object for ``additional_config["afd"]``; :func:`resolve` turns it back into an equal one."""
+    """``config`` as the object for ``additional_config["afd"]``; :func:`resolve` turns it back into an equal
+    one.
+    """
     found: dict[str, Any] = {}
     for option in options():
         value = value_of(config, option)
@@ -91,7 +99,11 @@ def _read(option: Option, given: _Given) -> Any:
         return option.kind.read(given.value)
     except ValueError as error:
         hint = ""
-        if isinstance(given.value, str) and given.origin.startswith("env") and _SERVICE_URL.match(given.value):
+        if (
+            isinstance(given.value, str)
+            and given.origin.startswith("env")
+            and _SERVICE_URL.match(given.value)
+        ):
             hint = (
                 "; Kubernetes sets this variable for a Service named like it: "
                 "set enableServiceLinks: false in the pod, or rename the Service"
@@ -141,7 +153,9 @@ def _from_json(json_config: Mapping[str, Any]) -> dict[str, _Given]:
             raise ConfigError(f"json afd.{key}: there is no such key{_nearest_key(key, tuple(by_key))}")
         option = by_key[key]
         if option.path in used:
-            raise ConfigError(f"json afd: {used[option.path]!r} and {key!r} are two names of one setting; give only one")
+            raise ConfigError(
+                f"json afd: {used[option.path]!r} and {key!r} are two names of one setting; give only one"
+            )
         used[option.path] = key
         if value is not None:
             found[option.path] = _Given(value, "json", f"json afd.{key}")
@@ -181,7 +195,9 @@ def _settle_extra(values: dict[str, Any], origins: dict[str, str], given: Mappin
     extra: dict[str, Any] = {}
     for key, value in values["connector_extra_config"].items():
         if key not in known:
-            owners = [name for name, extras in EXTRA_OPTIONS.items() if any(option.path == key for option in extras)]
+            owners = [
+                name for name, extras in EXTRA_OPTIONS.items() if any(option.path == key for option in extras)
+            ]
             hint = f"; it belongs to {owners[0]}" if owners else nearest(key, tuple(known))
             raise ConfigError(f"{where}: {connector} has no key {key!r}{hint}")
         if value is not None:
@@ -192,7 +208,8 @@ def _settle_extra(values: dict[str, Any], origins: dict[str, str], given: Mappin
         main = "compute_gate_on_attention"
         if main in given and values[main] != gate:
             raise ConfigError(
-                f"{given[main].where} is {values[main]} but {where}.{main} is {gate}; they are one setting, give it once"
+                f"{given[main].where} is {values[main]} but {where}.{main} is {gate}; "
+                "they are one setting, give it once"
             )
         if main not in given:
             values[main], origins[main] = gate, origins["connector_extra_config"]
@@ -206,17 +223,19 @@ def _check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
 
     if values["async_dp"] != (values["connector"] == CAM_ASYNC):
         need = "needs" if values["async_dp"] else "is not for"
-        raise ConfigError(f"{said('async_dp')} {need} the connector {CAM_ASYNC}, but it is {said('connector')}")
+        raise ConfigError(
+            f"{said('async_dp')} {need} the connector {CAM_ASYNC}, but it is {said('connector')}"
+        )
     heartbeat: float = values["timeouts.heartbeat_s"]
     if 3 * heartbeat > 2:
         raise ConfigError(
-            f"{_where(origins, 'timeouts.heartbeat_s')}: {heartbeat:g} s is too slow: a peer is lost after 3 heartbeats, "
-            "and that may take at most 2 s; use 0.66 or less"
+            f"{_where(origins, 'timeouts.heartbeat_s')}: {heartbeat:g} s is too slow: a peer is lost after 3 "
+            "heartbeats, and that may take at most 2 s; use 0.66 or less"
         )
     if values["timeouts.step_s"] < 3 * heartbeat:
         raise ConfigError(
-            f"{_where(origins, 'timeouts.step_s')}: {values['timeouts.step_s']:g} s is less than 3 heartbeats "
-            f"({3 * heartbeat:g} s), so a slow step would look like a lost peer; use {3 * heartbeat:g} or more"
+            f"{_where(origins, 'timeouts.step_s')}: {values['timeouts.step_s']:g} s is less than 3 "
+            f"heartbeats, so a slow step would look like a lost peer; use {3 * heartbeat:g} or more"
         )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """AFD's configuration as frozen dataclasses, and the one table of options derived from their fields.
 
-A field's metadata holds its kind, its sentence of documentation and its aliases. Flags (``--afd-timeouts-step-s``),
-environment names (``AFD_TIMEOUTS_STEP_S``), JSON keys, ``afd config show`` and ``docs/configuration.md`` all come from
-:func:`options`, so they cannot drift apart.
+A field's metadata holds its kind, its sentence of documentation and its aliases. Flags
+(``--afd-timeouts-step-s``), environment names (``AFD_TIMEOUTS_STEP_S``), JSON keys, ``afd config show`` and
+``docs/configuration.md`` all come from :func:`options`, so they cannot drift apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ CAM_ASYNC = "CAMAsyncAFDConnector"
 
 @dataclass(frozen=True)
 class Option:
-    """One setting. ``path`` is its place in :class:`AFDConfig` ("timeouts.step_s"), ``key`` its place in JSON."""
+    """One setting. ``path`` is its place in :class:`AFDConfig` ("timeouts.step_s"), ``key`` its place in
+    JSON.
+    """
 
     path: str
     key: str
@@ -47,35 +49,33 @@ class Option:
         return self.kind.choices
 
 
-def _option(
-    kind: Kind, doc: str, default: Any = None, *, key: str = "", aliases: tuple[str, ...] = (), factory: Any = None
-) -> Any:
-    metadata = {"kind": kind, "doc": doc, "key": key, "aliases": aliases}
-    if factory is not None:
-        return field(default_factory=factory, metadata=metadata, hash=False)
-    return field(default=default, metadata=metadata)
-
-
-def _group(cls: type[Any]) -> Any:
-    return field(default_factory=cls, metadata={"group": cls})
+def _option(kind: Kind, doc: str, *, key: str = "", aliases: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    return {"kind": kind, "doc": doc, "key": key, "aliases": aliases}
 
 
 @dataclass(frozen=True)
 class UbatchPolicy:
-    """When a step is cut into two ubatches. Thresholds are real tokens, the minimum over all ranks of a role."""
+    """When a step is cut into two ubatches. Thresholds count real tokens, the minimum over all ranks."""
 
-    num_ubatches: int = _option(
-        kinds.between("a number of ubatches", 1, 2), "Slices of a step that overlap Attention with FFN; 1 is off.", 1
+    num_ubatches: int = field(
+        default=1,
+        metadata=_option(
+            kinds.between("a number of ubatches", 1, 2),
+            "Slices of a step that overlap Attention with FFN; 1 is off.",
+        ),
     )
-    decode_token_threshold: int = _option(
-        kinds.at_least("a number of tokens", 0),
-        "Tokens from which a step of only decodes is cut in two. vLLM's `--dbo-decode-token-threshold`.",
-        32,
+    decode_token_threshold: int = field(
+        default=32,
+        metadata=_option(
+            kinds.at_least("a number of tokens", 0),
+            "Tokens from which a step of only decodes is cut in two.",
+        ),
     )
-    prefill_token_threshold: int = _option(
-        kinds.at_least("a number of tokens", 0),
-        "Tokens from which any other step is cut in two. vLLM's `--dbo-prefill-token-threshold`.",
-        512,
+    prefill_token_threshold: int = field(
+        default=512,
+        metadata=_option(
+            kinds.at_least("a number of tokens", 0), "Tokens from which any other step is cut in two."
+        ),
     )
 
 
@@ -83,17 +83,29 @@ class UbatchPolicy:
 class Timeouts:
     """Deadlines, in seconds. Every wait in AFD ends by one of them."""
 
-    rendezvous_s: float = _option(
-        kinds.SECONDS, "How long a role waits for the other one to appear. Then missing ranks are named.", 600.0
+    rendezvous_s: float = field(
+        default=600.0,
+        metadata=_option(
+            kinds.SECONDS, "How long a role waits for the other one to appear. Then missing ranks are named."
+        ),
     )
-    step_s: float = _option(kinds.SECONDS, "How long a live peer may take to make progress within a step.", 60.0)
-    heartbeat_s: float = _option(
-        kinds.SECONDS,
-        "Time between heartbeats. A peer is lost after three without one, and that may be at most 2 s (so 0.66 or less).",
-        0.5,
+    step_s: float = field(
+        default=60.0,
+        metadata=_option(kinds.SECONDS, "How long a live peer may take to make progress within a step."),
     )
-    grace_s: float = _option(
-        kinds.SECONDS, "How long an aborted process may take to end by itself before it is killed.", 5.0
+    heartbeat_s: float = field(
+        default=0.5,
+        metadata=_option(
+            kinds.SECONDS,
+            "Time between heartbeats. A peer is lost after three without one; at most 0.66, so that this is "
+            "seen within 2 s.",
+        ),
+    )
+    grace_s: float = field(
+        default=5.0,
+        metadata=_option(
+            kinds.SECONDS, "How long an aborted process may take to end by itself before it is killed."
+        ),
     )
 
 
@@ -101,57 +113,96 @@ class Timeouts:
 class Auth:
     """How peers prove that they belong to the run. The token itself is never part of the configuration."""
 
-    token_file: str | None = _option(
-        kinds.PATH,
-        "File with a shared token of 16 bytes or more, not readable by other users. Without one, peers are trusted.",
+    token_file: str | None = field(
+        default=None,
+        metadata=_option(
+            kinds.PATH,
+            "File with a shared token of 16 bytes or more, closed to other users. Without one, peers are "
+            "trusted.",
+        ),
     )
 
 
 @dataclass(frozen=True)
 class AFDConfig:
-    """The settings of one role. Build it with :func:`afd.config.resolve`, which validates; it never changes after.
+    """The settings of one role. Build it with :func:`afd.config.resolve`, which validates.
 
-    ``connector_extra_config`` holds only the keys that the user gave, checked against :data:`EXTRA_OPTIONS`;
-    :meth:`extra` adds the defaults.
+    ``connector_extra_config`` holds only the keys that the user gave, checked against
+    :data:`EXTRA_OPTIONS`; :meth:`extra` adds the defaults.
     """
 
-    role: Role | None = _option(
-        kinds.choice("attention", "ffn"),
-        "The role of this process. `afd serve` sets it from its first argument.",
-        aliases=("afd_role",),
+    role: Role | None = field(
+        default=None,
+        metadata=_option(
+            kinds.choice("attention", "ffn"),
+            "The role of this process. `afd serve` sets it from its first argument.",
+            aliases=("afd_role",),
+        ),
     )
-    connector: str = _option(
-        kinds.choice(CAMP2P, CAM_ASYNC), "Protocol between the roles.", CAMP2P, aliases=("afd_connector",)
+    connector: str = field(
+        default=CAMP2P,
+        metadata=_option(
+            kinds.choice(CAMP2P, CAM_ASYNC), "Protocol between the roles.", aliases=("afd_connector",)
+        ),
     )
-    host: str = _option(
-        kinds.HOST,
-        "Where the rendezvous listens: an address of the host with world rank 0 (F0 for CAMP2P, A0 for CAMAsync).",
-        "127.0.0.1",
-        aliases=("afd_host",),
+    host: str = field(
+        default="127.0.0.1",
+        metadata=_option(
+            kinds.HOST,
+            "Where the rendezvous listens: an address of the host with world rank 0 (F0 for CAMP2P, A0 for "
+            "CAMAsync).",
+            aliases=("afd_host",),
+        ),
     )
-    port: int = _option(kinds.PORT, "Port of the rendezvous.", 9310, aliases=("afd_port",))
-    num_attention_ranks: int = _option(
-        kinds.count("a number of ranks"), "Attention ranks over all hosts: DP × PCP × TP. A multiple of the FFN ranks.", 1
+    port: int = field(
+        default=9310, metadata=_option(kinds.PORT, "Port of the rendezvous.", aliases=("afd_port",))
     )
-    num_ffn_ranks: int = _option(kinds.count("a number of ranks"), "FFN ranks over all hosts.", 1)
-    compute_gate_on_attention: bool = _option(
-        kinds.BOOLEAN, "Route tokens to experts on Attention (CAMAsync) instead of on FFN (CAMP2P).", False
+    num_attention_ranks: int = field(
+        default=1,
+        metadata=_option(
+            kinds.count("a number of ranks"),
+            "Attention ranks over all hosts (DP x PCP x TP). A multiple of the FFN ranks.",
+        ),
     )
-    async_dp: bool = _option(
-        kinds.BOOLEAN, "Drive FFN by arriving data instead of by step messages (CAMAsync).", False, key="async",
-        aliases=("async_dp",),
+    num_ffn_ranks: int = field(
+        default=1, metadata=_option(kinds.count("a number of ranks"), "FFN ranks over all hosts.")
     )
-    connector_extra_config: Mapping[str, Any] = _option(
-        kinds.MAPPING, "Settings of the connector, see below.", factory=lambda: MappingProxyType({})
+    compute_gate_on_attention: bool = field(
+        default=False,
+        metadata=_option(
+            kinds.BOOLEAN, "Choose experts on Attention (needed by CAMAsync) instead of on FFN (CAMP2P)."
+        ),
     )
-    transport: str = _option(
-        kinds.choice("auto", "shm", "collective", "cam"), "What moves tensors between the roles. Both must agree.", "auto"
+    async_dp: bool = field(
+        default=False,
+        metadata=_option(
+            kinds.BOOLEAN,
+            "Drive FFN by arriving data instead of by step messages (CAMAsync).",
+            key="async",
+            aliases=("async_dp",),
+        ),
     )
-    ubatch: UbatchPolicy = _group(UbatchPolicy)
-    timeouts: Timeouts = _group(Timeouts)
-    auth: Auth = _group(Auth)
-    on_loss: str = _option(
-        kinds.choice("exit", "rejoin"), "What a role does when a peer is lost: end, or wait for it in a new epoch.", "exit"
+    connector_extra_config: Mapping[str, Any] = field(
+        default_factory=lambda: MappingProxyType({}),
+        metadata=_option(kinds.MAPPING, "Settings of the connector, see below."),
+        hash=False,
+    )
+    transport: str = field(
+        default="auto",
+        metadata=_option(
+            kinds.choice("auto", "shm", "collective", "cam"),
+            "What moves tensors between the roles. Both roles must agree.",
+        ),
+    )
+    ubatch: UbatchPolicy = field(default_factory=UbatchPolicy, metadata={"group": UbatchPolicy})
+    timeouts: Timeouts = field(default_factory=Timeouts, metadata={"group": Timeouts})
+    auth: Auth = field(default_factory=Auth, metadata={"group": Auth})
+    on_loss: str = field(
+        default="exit",
+        metadata=_option(
+            kinds.choice("exit", "rejoin"),
+            "What a role does when a peer is lost: end, or wait for it in a new epoch.",
+        ),
     )
 
     @property
@@ -170,30 +221,50 @@ class AFDConfig:
     def token(self) -> bytes | None:
         """The shared token, read from ``auth.token_file`` now; None when none is configured.
 
-        Raises :class:`ConfigError` when the file is missing, too open, or too short. No message contains the token.
+        Raises :class:`ConfigError` when the file is missing, too open, or too short. No message contains the
+        token.
         """
         return None if self.auth.token_file is None else read_token(self.auth.token_file)
 
 
 def _extra(name: str, kind: Kind, default: Any, doc: str) -> Option:
-    return Option(path=name, key=f"connector_extra_config.{name}", flag="", env="", kind=kind, default=default, doc=doc)
+    return Option(
+        path=name, key=f"connector_extra_config.{name}", flag="", env="", kind=kind, default=default, doc=doc
+    )
 
+
+_CORES = kinds.count("a number of cores")
 
 EXTRA_OPTIONS: Mapping[str, tuple[Option, ...]] = MappingProxyType(
     {
         CAMP2P: (
-            _extra("core_num", kinds.count("a number of cores"), 8, "AIV cores that the operators of each role use."),
-            _extra("attn_core_num", kinds.count("a number of cores"), None, "The same for Attention only."),
-            _extra("ffn_core_num", kinds.count("a number of cores"), None, "The same for FFN only."),
-            _extra("quant_mode", kinds.between("a quantisation mode", 0, 0), 0, "Quantisation on the wire; only 0, none."),
+            _extra("core_num", _CORES, 8, "AIV cores that the operators of each role use."),
+            _extra("attn_core_num", _CORES, None, "The same for Attention only."),
+            _extra("ffn_core_num", _CORES, None, "The same for FFN only."),
             _extra(
-                "compute_gate_on_attention", kinds.BOOLEAN, None, "Another place for the key of the same name; must agree."
+                "quant_mode",
+                kinds.between("a mode", 0, 0),
+                0,
+                "Quantisation on the wire; only 0, which is none.",
+            ),
+            _extra(
+                "compute_gate_on_attention",
+                kinds.BOOLEAN,
+                None,
+                "The main key of this name in another place.",
             ),
         ),
         CAM_ASYNC: (
             _extra("dynamicQuant", kinds.between("a mode", 0, 1), 0, "1 quantises what is dispatched."),
-            _extra("attn_ranks_per_dp", kinds.count("a number of ranks"), 1, "Attention ranks in one DP replica (PCP)."),
-            _extra("async_moe_ubatching", kinds.BOOLEAN, False, "Cut the MoE part of a step in two. Not DBO."),
+            _extra(
+                "attn_ranks_per_dp",
+                kinds.count("a number of ranks"),
+                1,
+                "Attention ranks in one DP replica (PCP).",
+            ),
+            _extra(
+                "async_moe_ubatching", kinds.BOOLEAN, False, "Cut the MoE part of a step in two. Not DBO."
+            ),
             _extra("async_moe_num_ubatches", kinds.between("a number of slices", 2, 2), 2, "Slices; only 2."),
             _extra("async_moe_split", kinds.choice("request"), "request", "Where to cut: between requests."),
         ),
@@ -255,8 +326,8 @@ _TOKEN_MIN, _TOKEN_MAX = 16, 4096
 def read_token(path: str) -> bytes:
     """The token in the file at ``path``, without surrounding white space. Never shown in a message.
 
-    The group may read the file (that is how Kubernetes mounts a secret for a pod's ``fsGroup``), others may not, and
-    nobody but the owner may write it. Raises :class:`ConfigError`.
+    The group may read the file (that is how Kubernetes mounts a secret for a pod's ``fsGroup``), others may
+    not, and nobody but the owner may write it. Raises :class:`ConfigError`.
     """
     try:
         # O_NONBLOCK: opening a FIFO must not wait for a writer.
