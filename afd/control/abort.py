@@ -10,8 +10,8 @@ and must not raise.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from afd import errors
 
@@ -20,24 +20,35 @@ from afd import errors
 class Cause:
     """Why an epoch ended.
 
-    ``kind`` is the name of a class in :mod:`afd.errors`, as seen from ``rank``; ``rank`` is "A0", "F1" or "" when
-    no rank is to blame; ``message`` is one line for people.
+    ``kind`` is the name of a class in :mod:`afd.errors`, as those see it who are not to blame; ``rank`` is the rank
+    to blame ("A0", "F1"), or "" when there is none; ``message`` is one line for people, the same on every side.
+    ``hearsay`` marks what a bystander saw (a socket that closed): the root waits a moment for the account of the
+    rank to blame before it makes hearsay the root cause.
     """
 
     kind: str
     message: str
     rank: str = ""
     host: str = ""
+    hearsay: bool = False
+    differences: tuple[errors.Difference, ...] = ()
+
+    def seen_by(self, ranks: Collection[str]) -> Cause:
+        """The cause as the owner of ``ranks`` sees it: a loss of one's own rank is a failure of this role."""
+        if self.kind == "PeerLostError" and self.rank in ranks:
+            return replace(self, kind="RoleFailedError")
+        return self
 
     def error(self) -> errors.AFDError:
         """The exception that this process raises for the cause."""
         text = f"{self.rank}: {self.message}" if self.rank else self.message
+        if self.kind == "MismatchError":
+            return errors.MismatchError(text, self.differences)
         return {
             "PeerLostError": errors.PeerLostError,
             "PeerAbsentError": errors.PeerAbsentError,
             "RoleFailedError": errors.RoleFailedError,
             "ConfigError": errors.ConfigError,
-            "MismatchError": errors.MismatchError,
         }.get(self.kind, errors.RoleFailedError)(text)
 
 
