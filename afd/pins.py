@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads ``afd/pins.toml``: the versions AFD is built, tested and handshaken against.
+
+The file ships inside the package, so ``afd doctor`` and the handshake compare a running environment with it. The
+reader is strict: a missing table, an unknown key or a value of the wrong shape is a :class:`ConfigError` that names
+the place in the file. The version of AFD itself is not here, it is in ``VERSION``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from afd.errors import ConfigError
+
+_VERSION = re.compile(r"\d+(\.\d+)+([a-z0-9.+]*)")
+_PYTHON = re.compile(r"\d+\.\d+")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class PythonRange:
+    """The interpreters AFD supports: ``minimum`` <= version < ``below``, both as "3.N"."""
+
+    minimum: str
+    below: str
+
+    def allows(self, version: tuple[int, int]) -> bool:
+        """Whether Python ``version`` (major, minor) is inside the range."""
+        return _pair(self.minimum) <= version < _pair(self.below)
+
+    @property
+    def specifier(self) -> str:
+        """The range as ``requires-python`` writes it."""
+        return f">={self.minimum},<{self.below}"
+
+
+@dataclass(frozen=True)
+class PlatformPin:
+    """What one platform runs on.
+
+    ``distribution`` is the package that carries vLLM, ``torch`` the version it runs with, and ``excluded`` the
+    packages that its metadata asks for and that must stay out of the environment.
+    """
+
+    distribution: str
+    torch: str
+    excluded: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Every pin of ``pins.toml``. Commits are full SHA-1 hashes of the upstream repositories."""
+
+    python: PythonRange
+    vllm_version: str
+    vllm_commit: str
+    ascend_commit: str
+    platforms: Mapping[str, PlatformPin]
+    uv: str
+
+
+@functools.cache
+def load() -> Pins:
+    """The pins that ship with this package. Raises ConfigError when the file is not what this module expects."""
+    return parse(importlib.resources.files("afd").joinpath("pins.toml").read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> Pins:
+    """Pins from the text of a ``pins.toml``. Raises ConfigError naming the table and key that is wrong."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"pins.toml is not valid TOML: {error}") from error
+    top = _Table("", document, {"python", "vllm", "vllm-ascend", "platform", "tool"})
+    python = top.table("python", {"minimum", "below"})
+    vllm = top.table("vllm", {"version", "commit"})
+    ascend = top.table("vllm-ascend", {"commit"})
+    tool = top.table("tool", {"uv"})
+    return Pins(
+        python=PythonRange(python.text("minimum", _PYTHON), python.text("below", _PYTHON)),
+        vllm_version=vllm.text("version", _VERSION),
+        vllm_commit=vllm.text("commit", _COMMIT),
+        ascend_commit=ascend.text("commit", _COMMIT),
+        platforms=MappingProxyType(
+            {
+                name: PlatformPin(
+                    distribution=row.text("distribution", _NAME),
+                    torch=row.text("torch", _VERSION),
+                    excluded=row.texts("excluded", _NAME),
+                )
+                for name, row in top.rows("platform", {"distribution", "torch", "excluded"})
+            }
+        ),
+        uv=tool.text("uv", _VERSION),
+    )
+
+
+class _Table:
+    """One table of the file, whose keys must be exactly ``keys``; ``path`` is its dotted name for messages."""
+
+    def __init__(self, path: str, value: object, keys: set[str]) -> None:
+        if not isinstance(value, dict):
+            raise ConfigError(f"pins.toml: {path} must be a table, not {value!r}")
+        self._path = path
+        self._values: dict[str, object] = value
+        for kind, names in (("unknown", set(value) - keys), ("missing", keys - set(value))):
+            if names:
+                where = f"[{path}]" if path else "the top level"
+                raise ConfigError(f"pins.toml: {kind} in {where}: {', '.join(sorted(names))}")
+
+    def table(self, key: str, keys: set[str]) -> _Table:
+        return _Table(self._join(key), self._values[key], keys)
+
+    def rows(self, key: str, keys: set[str]) -> list[tuple[str, _Table]]:
+        """The tables below ``key`` with their names; every one has the same ``keys``."""
+        rows = self._values[key]
+        if not isinstance(rows, dict):
+            raise ConfigError(f"pins.toml: {self._join(key)} must be a table of tables, not {rows!r}")
+        return [(name, _Table(self._join(f"{key}.{name}"), row, keys)) for name, row in rows.items()]
+
+    def text(self, key: str, pattern: re.Pattern[str]) -> str:
+        return _matching(self._join(key), self._values[key], pattern)
+
+    def texts(self, key: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
+        values = self._values[key]
+        if not isinstance(values, list):
+            raise ConfigError(f"pins.toml: {self._join(key)} must be a list, not {values!r}")
+        return tuple(_matching(f"{self._join(key)}[{i}]", value, pattern) for i, value in enumerate(values))
+
+    def _join(self, key: str) -> str:
+        return f"{self._path}.{key}" if self._path else key
+
+
+def _matching(path: str, value: object, pattern: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ConfigError(f"pins.toml: {path} must look like {pattern.pattern}, not {value!r}")
+    return value
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")
+    return int(major), int(minor)
