@@ -29,7 +29,7 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
 @dataclass(frozen=True)
 class Resolved:
     """A configuration, and for the path of every option its origin: "flag --afd-x", "env AFD_X", "json",
-    "default".
+    "argument" or "default".
     """
 
     config: AFDConfig
@@ -43,12 +43,18 @@ class _Given:
     where: str
 
 
-def resolve(flags: Mapping[str, Any], env: Mapping[str, str], json_config: Mapping[str, Any]) -> Resolved:
-    """Merge the three sources and validate the result.
+def resolve(
+    flags: Mapping[str, Any],
+    env: Mapping[str, str],
+    json_config: Mapping[str, Any],
+    role: Role | None = None,
+) -> Resolved:
+    """Merge the sources and validate the result.
 
     ``flags`` maps flag names ("--afd-port") to their text, ``env`` is the process environment,
     ``json_config`` the object under ``additional_config["afd"]``. A flag beats a variable, a variable beats
-    JSON, JSON beats the default. An empty variable counts as not set. Raises :class:`ConfigError`, whose
+    JSON, JSON beats the default. An empty variable counts as not set. ``role`` is the argument of
+    ``afd serve``: another source may repeat it, but not contradict it. Raises :class:`ConfigError`, whose
     message begins with the source at fault.
     """
     given = {**_from_json(json_config), **_from_env(env), **_from_flags(flags)}
@@ -59,10 +65,20 @@ def resolve(flags: Mapping[str, Any], env: Mapping[str, str], json_config: Mappi
         values[option.path] = option.default if source is None else _read(option, source)
         origins[option.path] = "default" if source is None else source.origin
     _settle_extra(values, origins, given)
+    if role is not None:
+        if values["role"] not in (None, role.value):
+            raise ConfigError(f"{given['role'].where}: {values['role']}, but this is `afd serve {role}`")
+        values["role"], origins["role"] = role.value, "argument"
     values["role"] = None if values["role"] is None else Role(values["role"])
     _check(values, origins)
     config = build(values)
-    config.topology.validate()
+    try:
+        config.topology.validate()
+    except ConfigError as error:
+        sources = " and ".join(
+            dict.fromkeys(origins[path] for path in ("num_attention_ranks", "num_ffn_ranks"))
+        )
+        raise ConfigError(f"{sources}: {error}") from None
     return Resolved(config, MappingProxyType(origins))
 
 

@@ -334,7 +334,7 @@ def read_token(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"token file {path}: {error.strerror or error}") from None
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"token file {path}: not a regular file")
@@ -348,7 +348,11 @@ def read_token(path: str) -> bytes:
                 f"token file {path}: owned by uid {found.st_uid}, so that user could change it; "
                 f"it must belong to this user (uid {os.geteuid()}) or to root"
             )
-        token = file.read(_TOKEN_MAX + 1).strip()
+        token = os.read(descriptor, _TOKEN_MAX + 2).strip()
+    except OSError as error:
+        raise ConfigError(f"token file {path}: {error.strerror or error}") from None
+    finally:
+        os.close(descriptor)
     if not _TOKEN_MIN <= len(token) <= _TOKEN_MAX:
         raise ConfigError(
             f"token file {path}: {len(token)} bytes; a token has {_TOKEN_MIN} to {_TOKEN_MAX} "
