@@ -71,9 +71,13 @@ class PeerAbsentError(AFDError):
 
 
 class PeerLostError(AFDError):
-    """A peer closed its connection, fell silent or made no progress within ``step_s``."""
+    """A peer closed its connection, fell silent or made no progress within ``step_s``. ``rank`` names it ("A0")."""
 
     exit_code = 70
+
+    def __init__(self, message: str, rank: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class RoleFailedError(AFDError):

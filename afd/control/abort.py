@@ -3,8 +3,8 @@
 
 An ``Abort`` is created once per process and handed to every part that can block. The first ``trigger`` wins;
 later ones are ignored, so all parts report the same cause. Parts that block somewhere a flag is not looked at
-(a futex, a socket) subscribe a callback that wakes them. Callbacks run in the triggering thread, must not block
-and must not raise.
+(a futex, a socket) subscribe a callback that wakes them. Callbacks run in the triggering thread, must not
+block and must not raise.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from afd import errors
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an epoch ended.
+    """Why an epoch ended, the same on every side.
 
-    ``kind`` is the name of a class in :mod:`afd.errors`, as those see it who are not to blame; ``rank`` is the rank
-    to blame ("A0", "F1"), or "" when there is none; ``message`` is one line for people, the same on every side.
-    ``hearsay`` marks what a bystander saw (a socket that closed): the root waits a moment for the account of the
-    rank to blame before it makes hearsay the root cause.
+    ``kind`` is the name of a class in :mod:`afd.errors`, as the rank to blame sees it; ``rank`` is that rank ("A0",
+    "F1"), or "" when there is none; ``message`` is one line for people. ``hearsay`` marks what a bystander saw (a
+    socket that closed): the root waits a moment for the account of the rank to blame before it makes hearsay the
+    root cause.
     """
 
     kind: str
@@ -34,22 +34,49 @@ class Cause:
     differences: tuple[errors.Difference, ...] = ()
 
     def seen_by(self, ranks: Collection[str]) -> Cause:
-        """The cause as the owner of ``ranks`` sees it: a loss of one's own rank is a failure of this role."""
-        if self.kind == "PeerLostError" and self.rank in ranks:
-            return replace(self, kind="RoleFailedError")
-        return self
+        """The cause for the owner of ``ranks``: a failure of this role for one is a lost peer for the others."""
+        if not self.rank or self.kind in ("MismatchError", "PeerAbsentError"):
+            return self
+        if self.rank not in ranks:
+            return replace(self, kind="PeerLostError")
+        return replace(self, kind="RoleFailedError") if self.kind == "PeerLostError" else self
+
+    def __str__(self) -> str:
+        named = not self.rank or self.message.startswith(self.rank)
+        return self.message if named else f"{self.rank}: {self.message}"
 
     def error(self) -> errors.AFDError:
         """The exception that this process raises for the cause."""
-        text = f"{self.rank}: {self.message}" if self.rank else self.message
         if self.kind == "MismatchError":
-            return errors.MismatchError(text, self.differences)
-        return {
-            "PeerLostError": errors.PeerLostError,
-            "PeerAbsentError": errors.PeerAbsentError,
-            "RoleFailedError": errors.RoleFailedError,
-            "ConfigError": errors.ConfigError,
-        }.get(self.kind, errors.RoleFailedError)(text)
+            return errors.MismatchError(str(self), self.differences)
+        if self.kind == "PeerLostError":
+            return errors.PeerLostError(str(self), self.rank)
+        return _KINDS.get(self.kind, errors.RoleFailedError)(str(self))
+
+    @staticmethod
+    def of(error: BaseException, rank: str, host: str = "") -> Cause:
+        """The cause to report when ``rank`` stops with ``error``. What it says about a lost peer is hearsay."""
+        text = " ".join((str(error) if isinstance(error, errors.AFDError) else repr(error)).split())
+        if isinstance(error, errors.PeerLostError):
+            return Cause("PeerLostError", text, rank=error.rank, hearsay=True)
+        if isinstance(error, errors.MismatchError):
+            return Cause("MismatchError", text, differences=error.differences)
+        kind = type(error).__name__
+        return Cause(kind if kind in _KINDS else "RoleFailedError", text, rank=rank, host=host)
+
+
+_KINDS: dict[str, type[errors.AFDError]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.ConfigError,
+        errors.UnsupportedError,
+        errors.PeerAbsentError,
+        errors.RoleFailedError,
+        errors.ClosedError,
+        errors.MisuseError,
+        errors.ResourceError,
+    )
+}
 
 
 class Abort:
@@ -81,7 +108,8 @@ class Abort:
             raise self._cause.error()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call ``wake`` when the abort is triggered (at once if it was). Returns a function that unsubscribes."""
+        """Call ``wake`` when the abort is triggered (at once if it was). Returns a function that
+        unsubscribes."""
         with self._lock:
             triggered = self._cause is not None
             if not triggered:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What AFD's processes say to each other, and how it is framed.
 
-A frame is the magic ``AFD``, one byte of protocol version, the body's length as a big-endian u32 and the body: one
-msgpack map, tagged with the message's name. The same frames travel between agents (TCP), between an agent and its
-rank processes (unix socket) and from Attention ranks to FFN ranks (TCP, :class:`Step` only). Nothing is pickled, a
-body is at most :data:`MAX_BODY` bytes, and a frame that is not exactly one of these messages is refused:
+A frame is the magic ``AFD``, one byte of protocol version, the body's length as a big-endian u32 and the
+body: one msgpack map, tagged with the message's name. The same frames travel between agents (TCP), between
+an agent and its rank processes (unix socket) and from Attention ranks to FFN ranks (TCP, :class:`Step`
+only). Nothing is pickled, a body is at most :data:`MAX_BODY` bytes, and a frame that is not exactly one of
+these messages is refused:
 
 * :class:`afd.errors.MismatchError` when the other side is AFD of another protocol version,
 * :class:`afd.errors.MisuseError` when the bytes are no AFD frame, too long, or no message of this protocol.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import msgspec
 
@@ -43,7 +44,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model as both roles must understand it. ``config_digest`` covers the whole checkpoint configuration."""
+    """The model as both roles must understand it. ``config_digest`` covers the whole checkpoint
+    configuration."""
 
     architecture: str
     hidden_size: int
@@ -67,8 +69,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_
     """Everything an agent declares about its ranks before any model process exists.
 
     ``ranks`` are indices inside ``role``. ``gate`` is the role that owns the router ("ffn" or "attention"), ``ids``
-    whether token ids travel with the hidden states. ``versions`` and ``ubatch`` map names to printable values.
-    Which fields must agree is the table ``afd.control.handshake.AGREED``; the rest is for people.
+    whether token ids travel with the hidden states. ``versions`` and ``ubatch`` map names to printable
+    values. Which fields must agree is the table ``afd.control.handshake.AGREED``; the rest is for people.
     """
 
     role: str
@@ -104,8 +106,8 @@ class Join(Message, frozen=True, kw_only=True):
 
 
 class Waiting(Message, frozen=True, kw_only=True):
-    """Root to joiners until the group is complete: ranks still missing, and seconds waited. ``proof`` is the root's
-    answer to the joiner's nonce."""
+    """Root to joiners until the group is complete: ranks still missing, and seconds waited. ``proof`` is
+    the root's answer to the joiner's nonce."""
 
     missing: tuple[str, ...]
     elapsed_s: float
@@ -121,8 +123,8 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Refusal(Message, frozen=True, kw_only=True):
-    """No group for you, with the reason. ``kind`` is a class of :mod:`afd.errors`, or "retry" when a new attempt
-    may succeed (the old epoch is about to end)."""
+    """No group for you, with the reason. ``kind`` is a class of :mod:`afd.errors`, or "retry" when a new
+    attempt may succeed (the old epoch is about to end)."""
 
     kind: str
     message: str
@@ -135,8 +137,8 @@ class Refusal(Message, frozen=True, kw_only=True):
 class Offer(Message, frozen=True, kw_only=True):
     """Values of some ranks for the exchange ``key``; complete when every rank of both roles has offered.
 
-    ``value`` is any msgpack value. With ``must_agree`` the root compares the values (field by field when they are
-    maps). ``deadline_s`` counts from the first offer for the key.
+    ``value`` is any msgpack value. With ``must_agree`` the root compares the values (field by field when
+    they are maps). ``deadline_s`` counts from the first offer for the key.
     """
 
     epoch: str
@@ -173,7 +175,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class AbortNotice(Message, frozen=True, kw_only=True):
-    """The epoch ends with ``cause``. From a joiner or a rank process it is a claim, from the root the verdict."""
+    """The epoch ends with ``cause``. From a joiner or a rank process it is a claim, from the root the
+    verdict."""
 
     epoch: str
     cause: Cause
@@ -188,7 +191,8 @@ class Bye(Message, frozen=True, kw_only=True):
 
 
 class Attach(Message, frozen=True, kw_only=True):
-    """First frame of a process on the agent's unix socket. ``rank`` is empty for processes that are no rank."""
+    """First frame of a process on the agent's unix socket. ``rank`` is empty for processes that are no
+    rank."""
 
     rank: str
     pid: int
@@ -202,7 +206,8 @@ class Attached(Message, frozen=True, kw_only=True):
 
 
 class Report(Message, frozen=True, kw_only=True):
-    """Absolute counter values of a rank process (keys: ``afd.observe.counters``), and its state if it changed."""
+    """Absolute counter values of a rank process (keys: ``afd.observe.counters``), and its state if it
+    changed."""
 
     counters: Mapping[str, float]
     state: str | None = None
@@ -231,8 +236,9 @@ class StepReady(Message, frozen=True, kw_only=True):
 class Step(Message, frozen=True, kw_only=True):
     """One forward of one Attention rank, announced before its first payload.
 
-    ``real`` and ``padded`` are token counts, one per ubatch (zero is an ordinary count); ``step`` counts up from any
-    start; ``graph_key`` names the graph to capture or replay; ``ids`` says that token ids travel with the rows.
+    ``real`` and ``padded`` are token counts, one per ubatch (zero is an ordinary count); ``step`` counts up
+    from any start; ``graph_key`` names the graph to capture or replay; ``ids`` says that token ids travel
+    with the rows.
     """
 
     epoch: str
@@ -245,24 +251,24 @@ class Step(Message, frozen=True, kw_only=True):
     ids: bool = False
 
 
-AnyMessage = Union[
-    Challenge,
-    Join,
-    Waiting,
-    Welcome,
-    Refusal,
-    Offer,
-    Gathered,
-    Heartbeat,
-    AbortNotice,
-    Bye,
-    Attach,
-    Attached,
-    Report,
-    StepHello,
-    StepReady,
-    Step,
-]
+AnyMessage = (
+    Challenge
+    | Join
+    | Waiting
+    | Welcome
+    | Refusal
+    | Offer
+    | Gathered
+    | Heartbeat
+    | AbortNotice
+    | Bye
+    | Attach
+    | Attached
+    | Report
+    | StepHello
+    | StepReady
+    | Step
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
@@ -288,8 +294,9 @@ def decode(body: bytes | memoryview) -> AnyMessage:
 
 
 class FrameReader:
-    """Cuts a byte stream into messages. Feed it what arrives; it never holds more than one frame's length plus what
-    was fed at once, and refuses a stream at its first wrong byte. Once it raised, the stream is useless."""
+    """Cuts a byte stream into messages. Feed it what arrives; it never holds more than one frame's length
+    plus what was fed at once, and refuses a stream at its first wrong byte. Once it raised, the stream is
+    useless."""
 
     def __init__(self, limit: int = MAX_BODY) -> None:
         self._limit = limit
@@ -301,7 +308,8 @@ class FrameReader:
         return len(self._buffer)
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[AnyMessage]:
-        """Messages completed by ``data``, in order. The data counts as fed even when the iterator is not used up."""
+        """Messages completed by ``data``, in order. The data counts as fed even when the iterator is not
+        used up."""
         self._buffer += data
         return self._messages()
 
