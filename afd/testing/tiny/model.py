@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tiny model consists of: sizes, tensors, ``config.json``, and the ones that are built in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from afd.errors import ConfigError
+from afd.testing.tiny import tokens
+
+DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """What to build. Sizes have the meaning that the model's ``config.json`` gives them; ``dtype`` is of the
+    files.
+    """
+
+    family: str = "deepseek_v2"
+    seed: int = 0
+    dtype: str = "float32"
+    shards: int = 1
+    vocab_size: int = 512
+    hidden_size: int = 256
+    intermediate_size: int = 512
+    moe_intermediate_size: int = 128
+    num_layers: int = 4
+    first_k_dense: int = 1
+    num_heads: int = 4
+    num_experts: int = 8
+    top_k: int = 2
+    num_shared_experts: int = 1
+    num_groups: int = 1
+    top_k_groups: int = 1
+    kv_lora_rank: int = 64
+    q_lora_rank: int | None = None
+    qk_nope_head_dim: int = 32
+    qk_rope_head_dim: int = 16
+    v_head_dim: int = 32
+    routed_scaling_factor: float = 1.0
+    max_position: int = 2048
+
+    @property
+    def is_v3(self) -> bool:
+        return self.family == "deepseek_v3"
+
+    def validate(self) -> None:
+        """Raise :class:`ConfigError` when no such model can be built."""
+        problems = [
+            (self.family not in ("deepseek_v2", "deepseek_v3"), f"family {self.family!r}"),
+            (self.dtype not in DTYPES, f"dtype {self.dtype!r}"),
+            (self.vocab_size < tokens.SMALLEST, f"vocab_size {self.vocab_size}, at least {tokens.SMALLEST}"),
+            (
+                self.num_experts % self.num_groups != 0,
+                f"{self.num_experts} experts in {self.num_groups} groups",
+            ),
+            (not 0 < self.top_k <= self.num_experts, f"top_k {self.top_k} of {self.num_experts} experts"),
+            (not 0 <= self.first_k_dense <= self.num_layers, f"{self.first_k_dense} dense layers"),
+            (self.shards < 1, f"{self.shards} shards"),
+        ]
+        for wrong, what in problems:
+            if wrong:
+                raise ConfigError(f"tiny model: cannot build one with {what}")
+
+
+BUILTINS = {
+    "tiny-deepseek-v2": TinyModel(),
+    "tiny-deepseek-v3": TinyModel(
+        family="deepseek_v3",
+        num_experts=16,
+        top_k=4,
+        num_groups=4,
+        top_k_groups=2,
+        moe_intermediate_size=64,
+        q_lora_rank=96,
+        routed_scaling_factor=1.5,
+        shards=2,
+    ),
+}
+
+
+def tensors(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of the checkpoint, in the order of the files."""
+    hidden, heads = model.hidden_size, model.num_heads
+    qk = model.qk_nope_head_dim + model.qk_rope_head_dim
+    yield "model.embed_tokens.weight", (model.vocab_size, hidden)
+    for layer in range(model.num_layers):
+        at = f"model.layers.{layer}"
+        yield f"{at}.input_layernorm.weight", (hidden,)
+        if model.q_lora_rank is None:
+            yield f"{at}.self_attn.q_proj.weight", (heads * qk, hidden)
+        else:
+            yield f"{at}.self_attn.q_a_proj.weight", (model.q_lora_rank, hidden)
+            yield f"{at}.self_attn.q_a_layernorm.weight", (model.q_lora_rank,)
+            yield f"{at}.self_attn.q_b_proj.weight", (heads * qk, model.q_lora_rank)
+        latent = model.kv_lora_rank
+        yield f"{at}.self_attn.kv_a_proj_with_mqa.weight", (latent + model.qk_rope_head_dim, hidden)
+        yield f"{at}.self_attn.kv_a_layernorm.weight", (latent,)
+        yield (
+            f"{at}.self_attn.kv_b_proj.weight",
+            (heads * (model.qk_nope_head_dim + model.v_head_dim), latent),
+        )
+        yield f"{at}.self_attn.o_proj.weight", (hidden, heads * model.v_head_dim)
+        yield f"{at}.post_attention_layernorm.weight", (hidden,)
+        if layer < model.first_k_dense:
+            yield from _mlp(f"{at}.mlp", model.intermediate_size, hidden)
+            continue
+        yield f"{at}.mlp.gate.weight", (model.num_experts, hidden)
+        if model.is_v3:
+            yield f"{at}.mlp.gate.e_score_correction_bias", (model.num_experts,)
+        for expert in range(model.num_experts):
+            yield from _mlp(f"{at}.mlp.experts.{expert}", model.moe_intermediate_size, hidden)
+        if model.num_shared_experts:
+            width = model.moe_intermediate_size * model.num_shared_experts
+            yield from _mlp(f"{at}.mlp.shared_experts", width, hidden)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (model.vocab_size, hidden)
+
+
+def _mlp(at: str, width: int, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{at}.gate_proj.weight", (width, hidden)
+    yield f"{at}.up_proj.weight", (width, hidden)
+    yield f"{at}.down_proj.weight", (hidden, width)
+
+
+def config_json(model: TinyModel) -> dict[str, Any]:
+    """The model's ``config.json``."""
+    architecture = "DeepseekV3ForCausalLM" if model.is_v3 else "DeepseekV2ForCausalLM"
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model.family,
+        "torch_dtype": model.dtype,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "moe_intermediate_size": model.moe_intermediate_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_heads,
+        "n_routed_experts": model.num_experts,
+        "n_shared_experts": model.num_shared_experts or None,
+        "num_experts_per_tok": model.top_k,
+        "first_k_dense_replace": model.first_k_dense,
+        "moe_layer_freq": 1,
+        "n_group": model.num_groups,
+        "topk_group": model.top_k_groups,
+        "topk_method": "noaux_tc" if model.is_v3 else "greedy",
+        "scoring_func": "sigmoid" if model.is_v3 else "softmax",
+        "norm_topk_prob": model.is_v3,
+        "routed_scaling_factor": model.routed_scaling_factor,
+        "kv_lora_rank": model.kv_lora_rank,
+        "q_lora_rank": model.q_lora_rank,
+        "qk_nope_head_dim": model.qk_nope_head_dim,
+        "qk_rope_head_dim": model.qk_rope_head_dim,
+        "v_head_dim": model.v_head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": model.max_position,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "bos_token_id": tokens.BOS,
+        "eos_token_id": tokens.EOS,
+    }
+    if model.is_v3:
+        config["num_nextn_predict_layers"] = 0
+    return config
