@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything a person or CI does with this checkout. `make help` lists the targets.
+
+SHELL := /bin/sh
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest --durations=5 --durations-min=1
+TIMED := python3 scripts/timed.py
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup smoke serve test test-rules test-unit test-contract test-wheel test-pairwise test-system \
+	lint format docs clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Make or repair the environment in .venv (PYTHON=python3.12 chooses the interpreter)
+	@$(TIMED) setup python3 scripts/make_env.py
+
+smoke: setup ## Serve a small MoE model in two processes and compare its tokens with native vLLM (ARGS="--help")
+	@$(BIN)/afd smoke $(ARGS)
+
+serve: setup ## Like smoke, then leave the server up until Ctrl-C
+	@$(BIN)/afd smoke --keep $(ARGS)
+
+test: test-rules test-unit test-contract test-wheel test-pairwise ## Run the tests that CI runs (under 30 minutes)
+
+test-rules: setup ## Only the rules of the house
+	@$(TIMED) rules $(PYTEST) tests/rules $(ARGS)
+
+test-unit: setup ## Only the unit tests
+	@$(TIMED) unit $(PYTEST) tests/unit $(ARGS)
+
+test-contract: setup ## Only the conformance suite over every transport
+	@$(TIMED) contract $(PYTEST) tests/contract $(ARGS)
+
+test-wheel: setup ## Only the test of the built wheel
+	@$(TIMED) wheel $(PYTEST) tests/wheel $(ARGS)
+
+test-pairwise: setup ## Only the selection of system tests that `make test` runs
+	@$(TIMED) pairwise $(PYTEST) tests/system -m pairwise $(ARGS)
+
+test-system: setup ## All system tests: real vLLM, real processes
+	@$(TIMED) system $(PYTEST) tests/system $(ARGS)
+
+lint: setup ## Check style and types
+	@$(TIMED) "ruff check" $(BIN)/ruff check .
+	@$(TIMED) "ruff format" $(BIN)/ruff format --check .
+	@$(TIMED) "mypy afd" $(BIN)/mypy
+	@$(TIMED) "mypy packages" $(BIN)/mypy --config-file packages/triton-cpu/pyproject.toml packages/triton-cpu/src
+
+format: setup ## Format the sources and fix what can be fixed safely
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: setup ## Write the pages that are generated from code (a test compares them)
+	@$(BIN)/python scripts/render_docs.py
+
+clean: ## Remove everything these targets made, .venv included
+	rm -rf .venv .venv.old-* build dist tmp *.egg-info packages/*/build packages/*/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find afd packages scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
