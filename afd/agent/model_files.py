@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the MODEL a user names to a local directory, its fingerprint, and the certainty that its files can be
+read.
+
+The agent does this before it starts anything, because the libraries that read models later speak of "no such
+file" when they mean "no permission", and notice a truncated download minutes after the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from afd.agent import safetensors_files
+from afd.agent.safetensors_files import explain, open_model_file
+from afd.config.kinds import show
+from afd.errors import ConfigError
+
+BUILTIN = "builtin:"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
+_LARGEST_JSON = 256 << 20
+# Differ between copies of one model without changing it.
+_VOLATILE = {"_name_or_path", "transformers_version"}
+
+
+@dataclass(frozen=True)
+class ModelFingerprint:
+    """What both roles must agree on about the model. ``num_experts`` and ``top_k`` are 0 for a dense model.
+
+    ``config_digest`` is over the whole ``config.json``, without formatting and without the keys that tools
+    add.
+    """
+
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_experts: int
+    top_k: int
+    dtype: str
+    quantisation: str
+    vocab_size: int
+    config_digest: str
+
+
+def resolve(
+    model: str, revision: str | None = None, *, weights: bool = True, deadline_s: float = 60.0
+) -> Path:
+    """The local directory of ``model``: a path, ``builtin:<name>``, or an id on the Hugging Face hub.
+
+    A hub model is downloaded, with ``weights=False`` only what its fingerprint needs. ``deadline_s`` bounds
+    the wait for the hub's first answer, not a download that is moving. Raises :class:`ConfigError`.
+    """
+    if model.startswith(BUILTIN):
+        # Here and not above: NumPy is a tenth of a second that no other kind of model needs.
+        from afd.testing.tiny import resolve_builtin
+
+        return resolve_builtin(model)
+    path = Path(model).expanduser()
+    if model and _exists(path):
+        return path.absolute()
+    if model.startswith(("/", "./", "../", "~")) or not _HUB_ID.fullmatch(model):
+        raise ConfigError(
+            f"model {show(model)}: there is no such directory; give a local directory, builtin:NAME or a hub id"
+        )
+    return _from_hub(model, revision, weights, deadline_s)
+
+
+def inspect(directory: Path, *, weights: bool = True) -> ModelFingerprint:
+    """Check every file of the checkpoint in ``directory`` and return its fingerprint.
+
+    ``weights=False`` is for ``load_format=dummy``: then no weights need to be there. Raises
+    :class:`ConfigError` with the file, what is wrong with it, and what to do.
+    """
+    config = read_config(directory)
+    try:
+        files = sorted(directory.iterdir())
+    except OSError as error:
+        raise explain(error, directory) from None
+    for file in files:
+        if file.suffix == ".json":
+            _read_json(file)
+        elif any(file.match(pattern) for pattern in _HUB_FILES):
+            with open_model_file(file):
+                pass
+    if weights:
+        safetensors_files.check(directory)
+    return fingerprint(config, directory)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """``config.json`` of ``directory``. Raises :class:`ConfigError`."""
+    if not _exists(directory):
+        raise ConfigError(f"{directory}: there is no such directory")
+    if not directory.is_dir():
+        raise ConfigError(
+            f"{directory}: is a file; give the directory with config.json and the safetensors files"
+        )
+    path = directory / "config.json"
+    if not _exists(path):
+        raise ConfigError(f"{directory}: no config.json, so this is not the directory of a model")
+    config = _read_json(path)
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: a JSON object is expected, not {type(config).__name__}")
+    return config
+
+
+def fingerprint(config: Mapping[str, Any], where: Path) -> ModelFingerprint:
+    """The fingerprint of a model with this ``config.json``, which came from ``where``. Raises
+    :class:`ConfigError`.
+    """
+    path = where / "config.json"
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ConfigError(f"{path}: 'architectures' must name the model's class, it is {show(names)}")
+    # Models with several modalities keep the language model's sizes one level down.
+    nested = config.get("text_config")
+    sizes = nested if isinstance(nested, dict) and "hidden_size" not in config else config
+
+    def number(*keys: str, absent: int | None = None) -> int:
+        for key in keys:
+            value = sizes.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"{path}: {key!r} must be a whole number, it is {show(value)}")
+            return value
+        if absent is None:
+            raise ConfigError(f"{path}: {keys[0]!r} is missing")
+        return absent
+
+    quantisation = config.get("quantization_config") or {}
+    if not isinstance(quantisation, dict):
+        raise ConfigError(f"{path}: 'quantization_config' must be an object, it is {show(quantisation)}")
+    stable = {key: value for key, value in config.items() if key not in _VOLATILE}
+    return ModelFingerprint(
+        architecture=names[0],
+        hidden_size=number("hidden_size"),
+        num_layers=number("num_hidden_layers"),
+        num_experts=number("n_routed_experts", "num_experts", "num_local_experts", absent=0),
+        top_k=number("num_experts_per_tok", absent=0),
+        dtype=str(sizes.get("dtype") or sizes.get("torch_dtype") or "unknown"),
+        quantisation=str(quantisation.get("quant_method", "unknown")) if quantisation else "none",
+        vocab_size=number("vocab_size"),
+        config_digest=hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:16],
+    )
+
+
+def _exists(path: Path) -> bool:
+    """Like ``Path.exists``, but a directory that may not be searched is an error and not an absence."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise explain(error, path) from None
+    return True
+
+
+def _read_json(path: Path) -> Any:
+    with open_model_file(path) as file:
+        if os.fstat(file.fileno()).st_size > _LARGEST_JSON:
+            raise ConfigError(f"{path}: too large to be a JSON file of a model")
+        content = file.read()
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); download the file again") from None
+
+
+def _from_hub(model: str, revision: str | None, weights: bool, deadline_s: float) -> Path:
+    # Here and not above: a third of a second that local models do not need.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    def download(patterns: tuple[str, ...]) -> str:
+        return snapshot_download(model, revision=revision, allow_patterns=list(patterns), etag_timeout=10)
+
+    try:
+        path = _within(deadline_s, f"the hub about {model!r}", lambda: download(("config.json",)))
+        return Path(download(_HUB_FILES) if weights else path)
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = next(
+            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        )
+        raise ConfigError(
+            f"model {model!r}: not a local directory, and not available from the hub ({reason}); give a local "
+            "directory, or check the name, the network and HF_TOKEN"
+        ) from error
+
+
+def _within(deadline_s: float, what: str, call: Callable[[], str]) -> str:
+    """The result of ``call``, or :class:`ConfigError` when it takes longer than ``deadline_s`` seconds."""
+    results: list[str] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001 (raised again in the waiting thread)
+            errors.append(error)
+
+    # A daemon: a library that hangs must not keep the process alive after we have given up.
+    thread = threading.Thread(target=run, name="afd-hub", daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise ConfigError(
+            f"no answer from {what} within {deadline_s:g} s; check the network, or give a local directory"
+        )
+    return results[0]
