@@ -20,6 +20,10 @@ from afd.errors import PeerLostError
 READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 """Poll events after which a receive does not block."""
 
+SOCKET_ENV = "AFD_AGENT_SOCKET"
+"""Environment variable that tells a process where its agent listens: a path, or "@name" in Linux's abstract
+namespace, which leaves no file behind."""
+
 
 class Waker:
     """A file descriptor that becomes, and stays, readable once ``abort`` is triggered."""
@@ -195,3 +199,8 @@ def parse_address(address: str) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """The inverse of :func:`parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def socket_path(address: str) -> str:
+    """What to bind or connect a unix socket to for an address as in :data:`SOCKET_ENV`."""
+    return "\0" + address[1:] if address.startswith("@") else address

@@ -86,6 +86,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_
     platform: str
     runner: str
     host: Host
+    heartbeat_s: float
     config_revision: str = ""
     notes: Mapping[str, str] = {}
 
