@@ -77,6 +77,9 @@ def test_every_test_is_named_by_a_sentence() -> None:
         (text.dynamic_attributes, "afd/control/a.py", "getattr(x, 'y')"),
         (text.dynamic_attributes, "afd/control/a.py", "any(map(hasattr, x, y))"),
         (text.ascend_names, "afd/attention/mixin.py", "if device == 'torch_npu': pass"),
+        (text.ascend_names, "afd/models/a.py", "importlib.import_module('vllm_ascend')"),
+        (text.ascend_names, "afd/models/a.py", "from vllm_ascend import x"),
+        (text.ascend_names, "afd/models/a.py", "rebind('vllm_ascend.ops', f=g)"),
         (text.short_test_names, "tests/unit/test_a.py", "async def test_two_words(): ..."),
     ],
 )
@@ -95,6 +98,7 @@ def test_a_file_that_breaks_a_rule_is_found(
         (text.machine_paths, "afd/a.py", "build/work/main and /workspace/x and docs/home/index"),
         (text.dynamic_attributes, "afd/models/shape.py", "getattr(config, 'hidden_size')"),
         (text.ascend_names, "afd/ffn/ascend.py", "import torch_npu"),
+        (text.ascend_names, "afd/control/a.py", "versions = {'vllm_ascend': pins.load().ascend_commit}"),
         (text.short_test_names, "tests/unit/test_a.py", "def test_three_whole_words(): ..."),
     ],
 )

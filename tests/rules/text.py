@@ -19,8 +19,8 @@ _CODE_NAMES = ("Makefile", ".ci/run")
 # Untyped input is read once, here, into a frozen dataclass; everywhere else attributes are accessed directly.
 UNTYPED_READERS = ("afd/models/shape.py", "afd/config.py", "afd/config/")
 
-# The only places outside the leaves that name an Ascend package: a version that the handshake compares.
-ASCEND_NAMED = ("afd/control/handshake.py",)
+# The device's package in any form, and the other one as a module. As a plain word it is a name in a list of versions.
+_ASCEND = re.compile(r"\btorch_npu\b|\bvllm_ascend\.|\b(?:import|import_module|from)\b.*\bvllm_ascend\b")
 
 # Where a pinned version may be written: by a person (the first two), or by a script.
 VERSIONS_WRITTEN = (
@@ -118,12 +118,8 @@ def dynamic_attributes(sources: Iterable[Source]) -> list[str]:
 
 def ascend_names(sources: Iterable[Source]) -> list[str]:
     """Names of Ascend packages outside the leaves."""
-    others = (
-        source
-        for source in sources
-        if not within(source.module, *ASCEND_LEAVES) and source.path not in ASCEND_NAMED
-    )
-    return _matches(others, re.compile(r"\b(?:torch_npu|vllm_ascend)\b"), "belongs in a leaf")
+    others = (source for source in sources if not within(source.module, *ASCEND_LEAVES))
+    return _matches(others, _ASCEND, "belongs in a leaf")
 
 
 def short_test_names(sources: Iterable[Source]) -> list[str]:
