@@ -259,7 +259,7 @@ class Joiner(Control):
 
     def _root_lost(self, text: str) -> None:
         """Nobody is left to decide. What this agent knows at first hand comes before what it sees of the root."""
-        self._root_gone = True
+        self._root_gone = self.abort.cause is None
         root = self.hellos[0]
         seen = Cause("PeerLostError", text, rank=str(self.topology.root), host=root.host.name)
         claimed = self._claimed

@@ -4,22 +4,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 
 from afd.config import AFDConfig, Timeouts
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Host, Layout
 from afd.topology import Role
 
-MakeHello = Callable[..., Hello]
-MakeConfig = Callable[..., AFDConfig]
 
-
-@pytest.fixture
-def port() -> int:
+def free_port() -> int:
     """A port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         number: int = probe.getsockname()[1]

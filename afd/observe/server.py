@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's HTTP port: probes, status, metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from afd.control.ports import listen
+from afd.observe.metrics import CONTENT_TYPE, Metrics
+from afd.observe.status import StatusSource
+
+log = logging.getLogger(__name__)
+
+PORT = 9300
+LATER = ("/drain", "/profile/start", "/profile/stop")
+"""POST paths of the contract that this release does not have."""
+
+
+@dataclass(frozen=True)
+class AgentServer:
+    """A running server; ``port`` is the one it listens on."""
+
+    host: str
+    port: int
+
+
+@asynccontextmanager
+async def open_server(
+    source: StatusSource, metrics: Metrics, *, host: str = "0.0.0.0", port: int = PORT
+) -> AsyncIterator[AgentServer]:
+    """Answer on ``host``:``port`` (0: any port) until the block is left. Probes need the pod's address, so the
+    default is all addresses.
+
+    Raises :class:`afd.errors.ConfigError` naming the owner of a port in use.
+    """
+    socket = listen(
+        host, port, "the agent port", "stop that process, or choose another port with --agent-port"
+    )
+    runner = web.AppRunner(
+        application(source, metrics), access_log=None, handle_signals=False, shutdown_timeout=0.5
+    )
+    try:
+        await runner.setup()
+        await web.SockSite(runner, socket).start()
+        bound: int = socket.getsockname()[1]
+        log.info("agent port: %s:%d", host, bound)
+        yield AgentServer(host, bound)
+    finally:
+        await runner.cleanup()
+        socket.close()
+
+
+def application(source: StatusSource, metrics: Metrics) -> web.Application:
+    """The routes of one agent."""
+
+    async def livez(_: web.Request) -> web.Response:
+        return _verdict(source, source.not_live())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return _verdict(source, source.not_ready())
+
+    async def status(_: web.Request) -> web.Response:
+        return _json(source.status())
+
+    async def numbers(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def later(request: web.Request) -> web.Response:
+        reason = f"POST {request.path} comes with a later release of AFD"
+        return _json({"error": "not available", "reason": reason}, status=404)
+
+    async def unknown(request: web.Request) -> web.Response:
+        reason = f"no {request.method} {request.path}; there are /livez, /readyz, /status and /metrics"
+        return _json({"error": "not found", "reason": reason}, status=404)
+
+    routes: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
+        "/livez": livez,
+        "/readyz": readyz,
+        "/status": status,
+        "/metrics": numbers,
+    }
+    app = web.Application(client_max_size=1 << 16)
+    for path, handler in routes.items():
+        app.router.add_get(path, handler)
+    for path in LATER:
+        app.router.add_post(path, later)
+    app.router.add_route("*", "/{path:.*}", unknown)
+    return app
+
+
+def _verdict(source: StatusSource, reason: str | None) -> web.Response:
+    state = source.status().state
+    if reason is None:
+        return _json({"state": state})
+    return _json({"state": state, "reason": reason}, status=503)
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")

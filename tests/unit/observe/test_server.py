@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent port over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+import pytest
+
+from afd.errors import ConfigError
+from afd.observe.metrics import Metrics
+from afd.observe.server import open_server
+from afd.observe.status import Status, not_ready, timestamp
+from tests.unit.observe.samples import READY, status
+
+T = TypeVar("T")
+
+
+class Source:
+    def __init__(self, shown: Status = READY) -> None:
+        self.shown = shown
+        self.dead: str | None = None
+
+    def status(self) -> Status:
+        return self.shown
+
+    def not_live(self) -> str | None:
+        return self.dead
+
+    def not_ready(self) -> str | None:
+        return not_ready(self.shown)
+
+
+Answer = tuple[int, Any, str]
+Ask = Callable[[str, str], Awaitable[Answer]]
+
+
+def with_server(source: Source, work: Callable[[Ask], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with (
+            open_server(source, Metrics(source.status), host="127.0.0.1", port=0) as server,
+            aiohttp.ClientSession() as client,
+        ):
+
+            async def ask(method: str, path: str) -> Answer:
+                async with client.request(method, f"http://127.0.0.1:{server.port}{path}") as response:
+                    body = await response.read()
+                    return (
+                        response.status,
+                        msgspec.json.decode(body) if response.content_type == "application/json" else body,
+                        response.headers["Content-Type"],
+                    )
+
+            return await work(ask)
+
+    return asyncio.run(run())
+
+
+def get(source: Source, path: str, method: str = "GET") -> Answer:
+    return with_server(source, lambda ask: ask(method, path))
+
+
+def test_status_has_every_field_of_the_contract() -> None:
+    code, body, _ = get(Source(), "/status")
+    assert code == 200
+    assert set(body) == {
+        *("version", "image", "role", "rank", "ranks", "epoch", "state", "since", "waiting_for", "peers"),
+        *("topology", "connector", "transport", "runner", "model", "config_revision", "graphs", "steps"),
+        *("last_step_age_s", "restarts", "last_error"),
+    }
+    assert set(body["peers"][0]) == {"role", "rank", "host", "state", "last_seen_s"}
+    assert set(body["graphs"]) == {"captured", "replayed"}
+    assert msgspec.convert(body, Status) == READY
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"state": "loading"}, "state is loading"),
+        ({"state": "rendezvous", "waiting_for": ("A0", "A1")}, "state is rendezvous, waiting for A0, A1"),
+        ({"state": "failed", "last_error": "A0: gone"}, "state is failed: A0: gone"),
+        ({"peers": (msgspec.structs.replace(READY.peers[0], state="lost"),)}, "A0 on h is lost"),
+    ],
+)
+def test_not_ready_is_503_with_the_reason(change: dict[str, Any], reason: str) -> None:
+    code, body, _ = get(Source(status(**change)), "/readyz")
+    assert (code, body) == (503, {"state": body["state"], "reason": reason})
+
+
+def test_ready_is_200_and_so_is_a_peer_that_is_ready_to_warm() -> None:
+    assert get(Source(), "/readyz")[:2] == (200, {"state": "ready"})
+    warm = status(peers=(msgspec.structs.replace(READY.peers[0], state="ready-to-warm"),))
+    assert get(Source(warm), "/readyz")[0] == 200
+
+
+def test_a_step_without_progress_is_not_ready_and_an_idle_role_is() -> None:
+    assert not_ready(READY, stuck_s=61.0) == "the current step has made no progress for 61.0 s (bound: 60 s)"
+    assert not_ready(READY, stuck_s=2.0) is None
+    assert not_ready(status(last_step_age_s=1e6)) is None
+
+
+def test_liveness_is_the_sources_word() -> None:
+    source = Source(status(state="loading"))
+    assert get(source, "/livez")[:2] == (200, {"state": "loading"})
+    source.dead = "the engine (pid 12) is gone"
+    assert get(source, "/livez")[:2] == (503, {"state": "loading", "reason": "the engine (pid 12) is gone"})
+
+
+def test_metrics_are_in_prometheus_text_format() -> None:
+    code, body, kind = get(Source(), "/metrics")
+    assert code == 200
+    assert kind.startswith("text/plain")
+    assert b'afd_state{role="ffn",state="ready"} 1.0' in body
+
+
+@pytest.mark.parametrize("path", ["/drain", "/profile/start", "/profile/stop"])
+def test_what_comes_later_is_404_and_says_so(path: str) -> None:
+    code, body, _ = get(Source(), path, "POST")
+    assert code == 404
+    assert "later release" in body["reason"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/"), ("GET", "/health"), ("POST", "/livez"), ("GET", "/drain")]
+)
+def test_anything_else_is_404_and_names_what_there_is(method: str, path: str) -> None:
+    code, body, _ = get(Source(), path, method)
+    assert code == 404
+    assert body["reason"].startswith(f"no {method} {path}; there are /livez")
+
+
+def test_a_port_in_use_is_named_with_its_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+
+        async def run() -> None:
+            async with open_server(Source(), Metrics(status), host="127.0.0.1", port=number):
+                pass
+
+        expected = (
+            rf"the agent port needs 127.0.0.1:{number}, which is in use by pid {os.getpid()} \(.*--agent-port"
+        )
+        with pytest.raises(ConfigError, match=expected):
+            asyncio.run(run())
+
+
+def test_time_stamps_are_iso_8601_in_utc() -> None:
+    assert timestamp(0) == "1970-01-01T00:00:00.000+00:00"
