@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the support matrix. To support something is to change a row here, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from afd.config import CAM_ASYNC, CAMP2P
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a dimension. ``reason`` is empty when it is supported, else says why not and what to do
+    instead.
+
+    ``same_as`` names the value that it turns into, so that the matrix has no second row for it. The value "*"
+    is for all that have no entry of their own.
+    """
+
+    name: str
+    reason: str = ""
+    same_as: str = ""
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One column of the matrix; ``setting`` says where a user chooses it."""
+
+    name: str
+    setting: str
+    values: tuple[Value, ...]
+
+    def find(self, name: str) -> Value:
+        """The entry for a value."""
+        for value in self.values:
+            if value.name in (name, "*"):
+                return value
+        known = ", ".join(value.name for value in self.values if not value.reason)
+        return Value(name, f"the support matrix does not know it; use {known}")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something of vLLM that AFD may refuse. ``flag`` turns it on; ``only`` limits the refusal to some
+    combinations.
+    """
+
+    name: str
+    flag: str
+    reason: str
+    only: tuple[tuple[str, str], ...] = ()
+
+
+_LATER = "not built yet"
+_NPU = f"{_LATER}: this release runs on CPU; use the platform cpu"
+
+DIMENSIONS: tuple[Dimension, ...] = (
+    Dimension(
+        "platform",
+        "the image or environment",
+        (
+            Value("cpu"),
+            Value("a2", _NPU),
+            Value("a3", _NPU),
+            Value("a5", _NPU),
+        ),
+    ),
+    Dimension(
+        "connector",
+        "--afd-connector",
+        (
+            Value(CAMP2P),
+            Value(CAM_ASYNC, f"{_LATER}; use --afd-connector {CAMP2P}"),
+        ),
+    ),
+    Dimension(
+        "transport",
+        "--afd-transport",
+        (
+            Value("shm"),
+            Value("auto", same_as="shm"),
+            Value("collective", f"{_LATER}; use --afd-transport shm, with both roles on one host"),
+            Value("cam", "its operators exist on Ascend only; use --afd-transport shm"),
+        ),
+    ),
+    Dimension(
+        "runner",
+        "VLLM_USE_V2_MODEL_RUNNER",
+        (
+            Value("v2"),
+            Value("v1"),
+        ),
+    ),
+    Dimension(
+        "family",
+        "MODEL",
+        (
+            Value("deepseek"),
+            Value("*", f"{_LATER} for AFD; use a model of the DeepSeek-V2 or V3 architecture"),
+        ),
+    ),
+    Dimension(
+        "mode",
+        "--enforce-eager",
+        (
+            Value("eager"),
+            Value("*", f"graphs are {_LATER}; use --enforce-eager, and compilation mode NONE"),
+        ),
+    ),
+    Dimension(
+        "ubatches",
+        "--afd-ubatch-num-ubatches",
+        (
+            Value("1"),
+            Value("*", f"{_LATER}; use --afd-ubatch-num-ubatches 1, without --enable-dbo"),
+        ),
+    ),
+    Dimension(
+        "quantisation",
+        "MODEL, --quantization",
+        (
+            Value("none"),
+            Value("*", f"{_LATER}; use an unquantised checkpoint, without --quantization"),
+        ),
+    ),
+    Dimension(
+        "dtype",
+        "--dtype",
+        (
+            Value("float32"),
+            Value("bfloat16"),
+            Value(
+                "float16",
+                "vLLM's decoder layer rescales float16 outputs by the class of its FFN block, which is not the same "
+                "class in a split model; use --dtype bfloat16 or float32",
+            ),
+        ),
+    ),
+    Dimension(
+        "gate",
+        "--afd-compute-gate-on-attention",
+        (
+            Value("ffn"),
+            Value("attention", f"{CAMP2P} sends no routing; use --no-afd-compute-gate-on-attention"),
+        ),
+    ),
+    Dimension(
+        "layout",
+        "--afd-num-attention-ranks, --afd-num-ffn-ranks",
+        (
+            Value("1A1F"),
+            Value("*", f"more ranks are {_LATER}; use one Attention and one FFN rank"),
+        ),
+    ),
+    Dimension(
+        "tp",
+        "--tensor-parallel-size",
+        (
+            Value("1"),
+            Value("*", f"{_LATER}; use --tensor-parallel-size 1"),
+        ),
+    ),
+    Dimension(
+        "on_loss",
+        "--afd-on-loss",
+        (
+            Value("exit"),
+            Value("rejoin", f"{_LATER}; use --afd-on-loss exit, and restart both roles from outside"),
+        ),
+    ),
+)
+
+FEATURES: Mapping[str, Feature] = {
+    feature.name: feature
+    for feature in (
+        Feature("lora", "--enable-lora", "adapters of FFN weights would have to reach the FFN role"),
+        Feature(
+            "speculative", "--speculative-config", "draft models and MTP layers are not split between roles"
+        ),
+        Feature(
+            "pipeline_parallel", "--pipeline-parallel-size", "the hop to FFN assumes all layers in one rank"
+        ),
+        Feature("prefill_context_parallel", "--prefill-context-parallel-size", _LATER),
+        Feature("decode_context_parallel", "--decode-context-parallel-size", _LATER),
+        Feature("eplb", "--enable-eplb", "the roles have no way to move experts together"),
+        Feature(
+            "sequence_parallel_moe",
+            "--enable-expert-parallel with TP and DP",
+            "vLLM then cuts tokens over TP ranks inside the MoE block, which is on the other role",
+        ),
+        Feature("kv_transfer", "--kv-transfer-config", f"prefill/decode disaggregation with AFD is {_LATER}"),
+        Feature("multimodal", "MODEL", "only text models are split"),
+        Feature("pooling", "--runner pooling", "only generation is split"),
+        Feature("sleep_mode", "--enable-sleep-mode", "FFN would not sleep with Attention"),
+        Feature("multi_node", "--nnodes", "the transport shm needs both roles on one host"),
+        Feature("load_format", "--load-format", "roles read safetensors; use auto, safetensors or dummy"),
+        Feature(
+            "structured_output",
+            "response_format, guided decoding",
+            "vLLM's V2 runner pins memory for it, which ends the engine on CPU (without AFD, too)",
+            only=(("platform", "cpu"), ("runner", "v2")),
+        ),
+    )
+}

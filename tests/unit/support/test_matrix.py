@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The support matrix: fails closed, says why and what to do, and calls validated only what a record shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from afd.errors import MisuseError, UnsupportedError
+from afd.support import (
+    DIMENSIONS,
+    FEATURES,
+    Combination,
+    Status,
+    check,
+    combination_of,
+    problem,
+    render,
+    status,
+)
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(runner: str, transport: str, dtype: str) -> None:
+    check(Combination(runner=runner, transport=transport, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"platform": "a3"}, "platform a3 is not supported: .*use the platform cpu"),
+        ({"platform": "a9"}, "platform a9 is not supported: the support matrix does not know it; use cpu"),
+        ({"connector": "CAMAsyncAFDConnector"}, "--afd-connector CAMP2pAFDConnector"),
+        ({"transport": "collective"}, "--afd-transport shm"),
+        ({"transport": "cam"}, "Ascend only"),
+        ({"runner": "v3"}, "use v2, v1"),
+        ({"family": "qwen3_moe"}, "DeepSeek"),
+        ({"mode": "full_decode_only"}, "--enforce-eager"),
+        ({"num_ubatches": 2}, "ubatches 2 .*--enable-dbo"),
+        ({"quantisation": "fp8"}, "unquantised"),
+        ({"dtype": "float16"}, "rescales float16 .*use --dtype bfloat16 or float32"),
+        ({"gate": "attention"}, "--no-afd-compute-gate-on-attention"),
+        ({"num_attention": 2}, "layout 2A1F"),
+        ({"num_attention": 2, "num_ffn": 2}, "layout 2A2F"),
+        ({"tp": 2, "num_attention": 2}, "2A1F"),
+        ({"on_loss": "rejoin"}, "--afd-on-loss exit"),
+        ({"features": frozenset({"lora"})}, r"lora \(--enable-lora\) is not supported: .*; leave it out"),
+    ],
+)
+def test_everything_else_is_refused_with_the_reason_and_the_remedy(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        check(replace(Combination(), **changes))
+
+
+@pytest.mark.parametrize("feature", sorted(FEATURES))
+def test_every_listed_feature_is_refused_somewhere_and_explains_itself(feature: str) -> None:
+    assert FEATURES[feature].flag in problem(Combination(features=frozenset({feature})))
+
+
+def test_a_refusal_that_is_limited_to_a_runner_leaves_the_other_alone() -> None:
+    features = frozenset({"structured_output"})
+    assert problem(Combination(runner="v2", features=features))
+    check(Combination(runner="v1", features=features))
+
+
+def test_a_feature_without_a_row_is_a_bug_of_the_caller() -> None:
+    with pytest.raises(MisuseError, match="no feature 'teleport'"):
+        check(Combination(features=frozenset({"teleport"})))
+
+
+words = st.text("abcdefgh-_0123456789", min_size=1, max_size=12)
+
+
+@given(words, words, words)
+def test_values_that_nobody_thought_of_are_refused(platform: str, transport: str, dtype: str) -> None:
+    assert problem(Combination(platform="x" + platform))
+    assert problem(Combination(transport="x" + transport))
+    assert problem(Combination(dtype="x" + dtype))
+
+
+def test_without_a_record_a_supported_combination_is_unvalidated() -> None:
+    assert status(Combination()) is Status.UNVALIDATED
+    assert status(Combination(tp=2)) is Status.UNSUPPORTED
+
+
+def test_a_record_validates_exactly_its_own_combination() -> None:
+    assert status(Combination(runner="v2"), [record()]) is Status.VALIDATED
+    assert status(Combination(runner="v2", transport="shm"), [record()]) is Status.VALIDATED
+    assert status(Combination(runner="v1"), [record()]) is Status.UNVALIDATED
+    assert status(Combination(dtype="bfloat16"), [record()]) is Status.UNVALIDATED
+    assert combination_of(record()) == Combination(transport="shm")
+
+
+def test_a_record_that_is_no_evidence_validates_nothing_but_is_shown() -> None:
+    dirty = record(cleanup=type(record().cleanup)(segments=1))
+    assert status(Combination(), [dirty]) is Status.UNVALIDATED
+    assert "`smoke-cpu-v2-1a1f` (no evidence)" in render([dirty])
+
+
+def test_the_page_shows_each_supported_combination_once_with_its_status() -> None:
+    rows = [line for line in render([record()]).splitlines() if re.match(r"\| cpu ", line)]
+    assert len(rows) == len(set(rows)) == 4
+    assert [row.endswith("| validated | `smoke-cpu-v2-1a1f` |") for row in rows].count(True) == 1
+    assert [row.endswith("| unvalidated | none |") for row in rows].count(True) == 3
+
+
+def test_the_page_gives_the_reason_of_every_refusal() -> None:
+    page = render([])
+    for dimension in DIMENSIONS:
+        for value in dimension.values:
+            assert not value.reason or value.reason in page
+    assert all(feature.reason in page for feature in FEATURES.values())
