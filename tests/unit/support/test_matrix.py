@@ -23,6 +23,7 @@ from afd.support import (
     render,
     status,
 )
+from tests.unit.record_examples import record
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
