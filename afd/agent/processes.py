@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of one role: forked, watched, and ended without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
+from afd.agent.inflight import InflightFile
+from afd.agent.launcher import Child, Launcher, describe_exit
+from afd.agent.leftovers import Leftovers
+from afd.agent.plan import RolePlan
+from afd.connectors.shm.segment import sweep
+from afd.control.abort import Cause
+from afd.control.hub import Process
+from afd.control.channel import SOCKET_ENV
+from afd.errors import RoleFailedError
+from afd.topology import Role
+
+log = logging.getLogger(__name__)
+
+IMPORT_S = 120.0
+"""How long the launcher may take to import vLLM. Without compiled bytecode on a busy machine it takes a minute."""
+OBSERVE_S = 1.0
+
+
+class Processes:
+    """The process tree of a role. ``root_exited`` resolves to the cause when a process the agent started ends."""
+
+    def __init__(self, plan: RolePlan, runtime: Path) -> None:
+        self._plan = plan
+        self._runtime = runtime
+        self._launcher: Launcher | None = None
+        self._children: list[Child] = []
+        self._leftovers = Leftovers()
+        self._inflight = InflightFile(runtime / "inflight", create=True)
+        self._observer: asyncio.Task[None] | None = None
+
+    @property
+    def children(self) -> tuple[Child, ...]:
+        return tuple(self._children)
+
+    @property
+    def inflight(self) -> int:
+        """Requests that Attention's API server is answering now."""
+        return self._inflight.count
+
+    async def start(self, hub_address: str, transport: str) -> None:
+        """Import vLLM (in the launcher) and fork the role's processes. Raises RoleFailedError."""
+        plan = self._plan
+        environment = {
+            **plan.environment,
+            SOCKET_ENV: hub_address,
+            INFLIGHT_VARIABLE: str(self._runtime / "inflight"),
+            "AFD_RANK_TRANSPORT": transport,
+        }
+        self._launcher = await Launcher.open(self._runtime, environment, IMPORT_S)
+        if plan.role is Role.ATTENTION:
+            await self._spawn("API server", environment)
+        else:
+            for rank in plan.ranks:
+                await self._spawn(f"rank {rank}", {**environment, "AFD_RANK_INDEX": str(rank.index)})
+        self._observer = asyncio.create_task(self._observe())
+
+    async def _spawn(self, name: str, environment: dict[str, str]) -> None:
+        assert self._launcher is not None
+        prefix = "" if self._plan.role is Role.ATTENTION else f"({name.removeprefix('rank ')}) "
+        child = await self._launcher.spawn(
+            name, self._plan.target, self._plan.argv, environment, lambda line: _write(f"{prefix}{line}")
+        )
+        log.info("%s is process %d", name, child.pid)
+        self._children.append(child)
+
+    async def first_exit(self) -> Child:
+        """Wait until a process the agent started ends."""
+        await asyncio.wait(
+            [child.exited for child in self._children], return_when=asyncio.FIRST_COMPLETED
+        )
+        return next(child for child in self._children if child.exited.done())
+
+    async def explain(self, process: Process) -> Cause:
+        """Why an attached process closed its connection without a goodbye: the topmost process that is gone."""
+        rank = str(process.rank or self._plan.ranks[0])
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            for child in self._children:
+                if child.exited.done():
+                    return self.exit_cause(child)
+            await asyncio.sleep(0.02)
+        gone = self._leftovers.topmost_gone()
+        text = f"{gone} was killed or crashed" if gone else f"process {process.pid} was killed or crashed"
+        return Cause("RoleFailedError", text, rank=rank, host=self._plan.hello.host.name)
+
+    def exit_cause(self, child: Child) -> Cause:
+        """The cause that the end of a process is, with the last thing it said when it left by itself."""
+        text = f"{child.name} (process {child.pid}) {describe_exit(child.exited.result())}"
+        said = next((line.strip() for line in reversed(child.tail) if line.strip()), "")
+        if child.exited.result() >= 0 and said:
+            text += f"; its last words: {said[:300]}"
+        return Cause("RoleFailedError", text, rank=str(self._plan.ranks[0]), host=self._plan.hello.host.name)
+
+    async def settle_requests(self, timeout_s: float) -> None:
+        """Wait until every request in flight has had its answer or its error, at most ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        while self.inflight > 0 and time.monotonic() < deadline:
+            if self._children and self._children[0].exited.done():
+                return
+            await asyncio.sleep(0.02)
+        if self.inflight > 0:
+            log.warning("%d requests were still open after %.1f s", self.inflight, timeout_s)
+
+    async def terminate(self, timeout_s: float) -> bool:
+        """Ask the role's processes to end; True when all did within ``timeout_s``."""
+        for child in self._children:
+            if not child.exited.done():
+                os.kill(child.pid, signal.SIGTERM)
+        return await self.wait(timeout_s)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Wait for the role's processes to end by themselves; True when all did within ``timeout_s``."""
+        waiting = [child.exited for child in self._children if not child.exited.done()]
+        if waiting:
+            _, pending = await asyncio.wait(waiting, timeout=timeout_s)
+            return not pending
+        return True
+
+    async def end(self, epoch: str) -> None:
+        """Kill what is left of the tree, wait until it is gone, and remove what it left in shared memory."""
+        if self._observer is not None:
+            self._observer.cancel()
+        self._leftovers.observe([child.pid for child in self._children])
+        if self._launcher is not None:
+            self._launcher.release()
+            await self._gone(2.0)
+            await self._launcher.drain_output(0.3)
+            await self._launcher.close()
+        removed = self._leftovers.remove()
+        if removed:
+            log.info("removed %d shared-memory files that the role left: %s", len(removed), ", ".join(removed[:6]))
+        if epoch:
+            sweep(epoch)
+
+    async def _gone(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while alive := [pid for pid in self._leftovers.pids if psutil.pid_exists(pid) and not _zombie(pid)]:
+            if time.monotonic() > deadline:
+                log.warning("processes %s did not end within %.0f s; killing them", alive, timeout_s)
+                for pid in alive:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+                return
+            await asyncio.sleep(0.02)
+
+    async def _observe(self) -> None:
+        roots = [child.pid for child in self._children]
+        while True:
+            await asyncio.to_thread(self._leftovers.observe, roots)
+            await asyncio.sleep(OBSERVE_S)
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def unready(name: str, seconds: float) -> RoleFailedError:
+    """The error about a process that started but never became ready."""
+    return RoleFailedError(f"{name} was not ready within {seconds:.0f} s")

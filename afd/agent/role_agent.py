@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The role agent: what `afd serve attention|ffn` runs. It imports neither torch nor vLLM.
+
+Order of events, which is a contract: agent port, rendezvous and handshake, and only then the first process that
+imports vLLM. From there on one of four things ends the role: a signal, an abort (one root cause, the same on
+every agent), a process of the role that ends, or a peer that leaves on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import signal
+import tempfile
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+
+from afd.agent.launcher import Child
+from afd.agent.plan import RolePlan
+from afd.agent.processes import Processes
+from afd.agent.status import AgentStatus
+from afd.control import ports
+from afd.control.abort import Cause
+from afd.control.group import Control, Waiting
+from afd.control.handshake import transport as agreed_transport
+from afd.control.hub import Process, open_hub
+from afd.control.rendezvous import open_control
+from afd.errors import AFDError, PeerLostError, RoleFailedError
+from afd.topology import Rank, Role
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 1.0
+"""How long requests in flight may take to get their error before their server is killed."""
+POLL_S = 0.05
+_T = TypeVar("_T")
+
+
+class RoleAgent:
+    """One role of one run, from its agent port to its exit code."""
+
+    def __init__(self, plan: RolePlan) -> None:
+        self._plan = plan
+        self.status = AgentStatus(plan)
+        self._stop = asyncio.Event()
+        self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._connected = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> None:
+        """Run the role to its end. Returns after a stop that was asked for; raises the AFDError that ended it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        runtime = Path(tempfile.mkdtemp(prefix="afd-"))
+        try:
+            self._check_api_port()
+            async with self.status.serve():
+                await self._run(runtime)
+        except AFDError as error:
+            self.status.failed(error)
+            raise
+        finally:
+            shutil.rmtree(runtime, ignore_errors=True)
+
+    # ---- the epoch ----------------------------------------------------------------------------------------
+
+    async def _run(self, runtime: Path) -> None:
+        plan = self._plan
+        self.status.enter("rendezvous")
+        forming = open_control(plan.config, plan.hello, on_waiting=self._on_waiting, on_bye=self._on_bye)
+        control = await self._unless_stopped(forming.__aenter__())
+        if control is None:
+            return
+        processes = Processes(plan, runtime)
+        error: BaseException | None = None
+        try:
+            self.status.joined(control)
+            await self._epoch(control, processes)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            await processes.end(control.epoch)
+            if error is None:
+                await forming.__aexit__(None, None, None)
+            else:
+                await self._leave(forming, error)
+
+    async def _leave(self, forming: object, error: BaseException) -> None:
+        """Close the control channel with the error that ended the epoch, whatever the channel makes of it."""
+        exit_ = type(forming).__aexit__  # type: ignore[attr-defined]
+        try:
+            await exit_(forming, type(error), error, error.__traceback__)
+        except AFDError as again:
+            log.debug("closing the control channel: %s", again)
+
+    async def _epoch(self, control: Control, processes: Processes) -> None:
+        plan = self._plan
+        aborted = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        control.abort.subscribe(lambda: loop.call_soon_threadsafe(aborted.set))
+        self.status.enter("loading")
+        async with open_hub(control, on_report=self._on_report, on_death=processes.explain) as hub:
+            transport = agreed_transport(control.hellos)
+            self.status.transport = transport
+            starting = asyncio.create_task(self._start(control, processes, hub.address, transport))
+            stopping = asyncio.create_task(self._stop.wait())
+            aborting = asyncio.create_task(aborted.wait())
+            try:
+                await asyncio.wait({starting, stopping, aborting}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done() and not starting.cancelled() and starting.exception() is not None:
+                    await self._blame(control, starting.exception())
+                if starting.done() and not aborted.is_set() and not self._stop.is_set():
+                    await self._serve(control, processes, stopping, aborting)
+                if aborted.is_set():
+                    await self._aborted(control, processes)
+                if self._stop.is_set():
+                    await self._stopped(control, processes)
+            finally:
+                for task in (starting, stopping, aborting):
+                    task.cancel()
+                await asyncio.gather(starting, stopping, aborting, return_exceptions=True)
+
+    async def _start(self, control: Control, processes: Processes, hub: str, transport: str) -> None:
+        """Bring the role from nothing to ``ready``."""
+        plan = self._plan
+        await processes.start(hub, transport)
+        watch = asyncio.create_task(self._watch(control, processes))
+        self.status.on_close(watch.cancel)
+        if plan.role is Role.ATTENTION:
+            await self._until_healthy()
+            self._enter(control, "warming")
+            await self._warm_up()
+        else:
+            await self._connected.wait()
+            self._enter(control, "ready-to-warm")
+        await control.exchange("ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.rendezvous_s)
+        self._enter(control, "ready")
+
+    async def _serve(
+        self,
+        control: Control,
+        processes: Processes,
+        stopping: asyncio.Task[bool],
+        aborting: asyncio.Task[bool],
+    ) -> None:
+        """Ready: wait for what ends the role."""
+        await asyncio.wait({stopping, aborting, self._left}, return_when=asyncio.FIRST_COMPLETED)
+        if self._left.done() and not self._stop.is_set() and control.abort.cause is None:
+            if self._plan.role is Role.ATTENTION:
+                raise PeerLostError(f"FFN left: {self._left.result()}")
+            log.info("Attention left: %s", self._left.result())
+            await processes.wait(self._plan.config.timeouts.grace_s)
+
+    async def _watch(self, control: Control, processes: Processes) -> None:
+        """A process of the role that ends is the end of the epoch, unless the role is stopping."""
+        child = await processes.first_exit()
+        if self._expected_exit(child):
+            return
+        # Give the process's own account (sent over the hub) the first word.
+        await asyncio.sleep(0.1)
+        if control.abort.cause is None:
+            await control.fail(processes.exit_cause(child))
+
+    def _expected_exit(self, child: Child) -> bool:
+        """An FFN rank ends with code 0 when all of Attention said good-bye."""
+        return self._stop.is_set() or (self._plan.role is Role.FFN and child.exited.result() == 0)
+
+    async def _aborted(self, control: Control, processes: Processes) -> None:
+        """Requests in flight get their error, then the role ends with the root cause."""
+        self.status.enter("failed")
+        await processes.settle_requests(SETTLE_S)
+        control.abort.check()
+
+    async def _stopped(self, control: Control, processes: Processes) -> None:
+        """A signal: let vLLM shut down, within the grace period."""
+        self._enter(control, "draining")
+        if not await processes.terminate(self._plan.config.timeouts.grace_s):
+            log.warning("the role did not end within %.0f s", self._plan.config.timeouts.grace_s)
+        self.status.enter("stopped")
+
+    async def _blame(self, control: Control, error: BaseException | None) -> None:
+        """The start failed: everybody hears why."""
+        if error is None or control.abort.cause is not None:
+            return
+        await control.fail(Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name))
+        if not isinstance(error, AFDError):
+            raise error
+
+    # ---- readiness ----------------------------------------------------------------------------------------
+
+    async def _until_healthy(self) -> None:
+        """Wait until the API server answers. Ends by the abort when its process does, and by ``rendezvous_s``."""
+        timeout = aiohttp.ClientTimeout(total=2)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            deadline = asyncio.get_running_loop().time() + self._plan.config.timeouts.rendezvous_s
+            while asyncio.get_running_loop().time() < deadline:
+                try:
+                    async with session.get(f"{self._plan.api_url}/health") as response:
+                        if response.status == 200:
+                            return
+                except (aiohttp.ClientError, asyncio.TimeoutError):
+                    pass  # not listening yet
+                await asyncio.sleep(POLL_S)
+        raise RoleFailedError(
+            f"the API server did not become healthy within {self._plan.config.timeouts.rendezvous_s:.0f} s"
+        )
+
+    async def _warm_up(self) -> None:
+        """One real request, all the way through FFN. Readiness speaks of generation, not of an open port."""
+        body = {"model": self._plan.served_model, "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0.0}
+        timeout = aiohttp.ClientTimeout(total=self._plan.config.timeouts.step_s)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                async with session.post(f"{self._plan.api_url}/v1/completions", json=body) as response:
+                    if response.status != 200:
+                        raise RoleFailedError(
+                            f"the warm-up request was answered {response.status}: {(await response.text())[:300]}"
+                        )
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            raise RoleFailedError(f"the warm-up request failed: {error!r}") from error
+
+    def _check_api_port(self) -> None:
+        if self._plan.role is Role.ATTENTION:
+            probe = ports.listen(
+                self._plan.api_host or "0.0.0.0", self._plan.api_port, "the API server", "choose another --port"
+            )
+            probe.close()
+
+    # ---- what we hear -------------------------------------------------------------------------------------
+
+    def _enter(self, control: Control, state: str) -> None:
+        self.status.enter(state)
+        control.set_state(state)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        log.info("%s: stopping", signal.Signals(number).name)
+        self._stop.set()
+
+    def _on_waiting(self, waiting: Waiting) -> None:
+        self.status.waiting_for = tuple(str(rank) for rank in waiting.missing)
+
+    def _on_bye(self, ranks: Sequence[Rank], reason: str) -> None:
+        if not self._left.done():
+            self._left.set_result(reason)
+
+    def _on_report(self, process: Process, counters: Mapping[str, float], state: str | None) -> None:
+        if process.rank is not None:
+            self.status.report(process.rank, counters)
+        if state == "ready-to-warm":
+            self._connected.set()
+
+    async def _unless_stopped(self, work: Awaitable[_T]) -> _T | None:
+        """``work``'s result, or None when a stop was asked for first."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return None
+        finally:
+            stopping.cancel()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent says about itself on its port: state, peers, counters."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from afd.control.group import Control
+from afd.errors import AFDError, MismatchError
+from afd.observe.metrics import Metrics
+from afd.observe.server import open_server
+from afd.observe.state import State, StateMachine
+from afd.observe.status import Peer, Status, not_ready, timestamp
+from afd.topology import Rank
+
+if TYPE_CHECKING:
+    from afd.agent.plan import RolePlan
+
+log = logging.getLogger(__name__)
+
+STEPS = "afd_steps_total"
+
+
+class AgentStatus:
+    """The agent's :class:`~afd.observe.status.StatusSource`. Belongs to the agent's event loop."""
+
+    def __init__(self, plan: RolePlan) -> None:
+        self._plan = plan
+        self._machine = StateMachine(on_change=lambda state: log.info("state: %s", state))
+        self._metrics = Metrics(self.status)
+        self._control: Control | None = None
+        self._last_error: str | None = None
+        self._last_step: float | None = None
+        self._closers: list[Callable[[], object]] = []
+        self.waiting_for: tuple[str, ...] = ()
+        self.transport = plan.config.transport
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[None]:
+        """Answer on the agent port inside the block."""
+        async with open_server(
+            self, self._metrics, host=self._plan.agent_host, port=self._plan.agent_port
+        ):
+            try:
+                yield
+            finally:
+                for close in self._closers:
+                    close()
+
+    def on_close(self, close: Callable[[], object]) -> None:
+        """Call ``close`` when the agent stops serving."""
+        self._closers.append(close)
+
+    def enter(self, state: str) -> None:
+        """Go to a state; the way to ``ready`` passes all states between, however short they are."""
+        target = State(state)
+        if self._machine.state.final:
+            return
+        if target is State.FAILED:
+            self._machine.fail(self._last_error or "")
+            return
+        if target in _ORDER:
+            here = _ORDER.index(self._machine.state)
+            for step in _ORDER[here + 1 : _ORDER.index(target)]:
+                if step is not State.CAPTURING:
+                    self._machine.to(step)
+        self._machine.to(target)
+
+    def joined(self, control: Control) -> None:
+        """The group is complete."""
+        self._control = control
+        self.waiting_for = ()
+
+    def failed(self, error: AFDError) -> None:
+        """The role ends with ``error``."""
+        self._last_error = str(error)
+        if isinstance(error, MismatchError):
+            for difference in error.differences:
+                self._metrics.handshake_failed(difference.field)
+        self._machine.fail(str(error))
+
+    def report(self, rank: Rank, counters: Mapping[str, float]) -> None:
+        """Take over what a rank process counted."""
+        before = self._metrics.total(STEPS)
+        self._metrics.report(rank, counters)
+        if self._metrics.total(STEPS) > before:
+            self._last_step = time.monotonic()
+
+    # ---- StatusSource -----------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        plan, control = self._plan, self._control
+        return Status(
+            version=plan.hello.versions["afd"],
+            role=str(plan.role),
+            rank=str(plan.ranks[0]),
+            ranks=tuple(str(rank) for rank in plan.ranks),
+            state=str(self._machine.state),
+            since=timestamp(self._machine.since),
+            topology={
+                "num_attention": plan.config.num_attention_ranks,
+                "num_ffn": plan.config.num_ffn_ranks,
+                "order": str(plan.config.topology.order),
+            },
+            connector=plan.config.connector,
+            transport=self.transport,
+            runner=plan.hello.runner,
+            model=plan.served_model,
+            epoch=control.epoch if control else "",
+            waiting_for=self.waiting_for,
+            peers=_peers(control),
+            config_revision=plan.hello.config_revision,
+            steps=int(self._metrics.total(STEPS)),
+            last_step_age_s=None if self._last_step is None else time.monotonic() - self._last_step,
+            last_error=self._last_error,
+        )
+
+    def not_live(self) -> str | None:
+        if self._machine.state is State.FAILED:
+            return self._machine.reason or "the role failed"
+        return None
+
+    def not_ready(self) -> str | None:
+        return not_ready(self.status())
+
+
+_ORDER = (
+    State.STARTING,
+    State.RENDEZVOUS,
+    State.LOADING,
+    State.CAPTURING,
+    State.READY_TO_WARM,
+    State.WARMING,
+    State.READY,
+)
+
+
+def _peers(control: Control | None) -> tuple[Peer, ...]:
+    if control is None:
+        return ()
+    return tuple(
+        Peer(
+            role=str(info.role), rank=str(rank), host=info.host, state=info.state, last_seen_s=info.last_seen_s
+        )
+        for info in control.peers()
+        for rank in info.ranks
+    )

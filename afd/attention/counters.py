@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an Attention rank counts, bound once so that a step only adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from afd.connectors.base import LinkCounters
+from afd.control.messages import Phase
+from afd.observe.counters import Counter, Counters
+
+
+class AttentionCounters:
+    """Counted by the model thread; :meth:`snapshot` may be called from another."""
+
+    def __init__(self) -> None:
+        self._all = Counters()
+        self._steps: dict[str, Counter] = {}
+        self._real = self._all.counter("afd_tokens_total", kind="real")
+        self._padded = self._all.counter("afd_tokens_total", kind="padded")
+        self._sent = self._all.counter("afd_hop_bytes_total", direction="sent")
+        self._received = self._all.counter("afd_hop_bytes_total", direction="received")
+        self._step_seconds = self._all.histogram("afd_step_seconds")
+        self._wait_seconds = self._all.histogram("afd_wait_seconds", peer="ffn")
+        self._waited = 0.0
+
+    def add_step(self, phase: Phase, real: int, padded: int, seconds: float, link: LinkCounters) -> None:
+        """Count one forward of ``seconds``: ``padded`` rows, of which ``real`` are tokens."""
+        if phase not in self._steps:
+            self._steps[phase] = self._all.counter("afd_steps_total", phase=phase)
+        self._steps[phase].add()
+        self._real.add(real)
+        self._padded.add(padded)
+        self._step_seconds.observe(seconds)
+        self._wait_seconds.observe(link.wait_s - self._waited)
+        self._waited = link.wait_s
+        self._sent.value = link.sent_bytes
+        self._received.value = link.received_bytes
+
+    def snapshot(self) -> Mapping[str, float]:
+        """All values, for a report."""
+        return self._all.snapshot()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An Attention rank's connection to FFN: the step channel, the link, and what is counted on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_rank
+
+from afd.attention.counters import AttentionCounters
+from afd.connectors.base import AttentionLink
+from afd.control.messages import Phase, Step
+from afd.control.reporter import Reporter
+from afd.control.session import RankSession
+from afd.control.steps import StepSender
+from afd.models.crossing import Crossing, agree
+from afd.topology import Rank, Role, attention_rank
+
+
+class Peer:
+    """FFN, as one Attention rank sees it. Used by the model thread only."""
+
+    def __init__(self, crossing: Crossing, sender: StepSender, link: AttentionLink) -> None:
+        self._crossing = crossing
+        self._sender = sender
+        self.link = link
+        self.ids = crossing.spec.ids
+        self._step = 0
+        self._counters = AttentionCounters()
+        self._reporter = Reporter(crossing.session, self._counters.snapshot)
+
+    @classmethod
+    def connect(cls, vllm_config: VllmConfig, layers: tuple[int, ...]) -> Peer:
+        """Join the group with a built model whose ``layers`` have their FFN elsewhere; blocks until FFN is there.
+
+        Raises MismatchError, PeerAbsentError or PeerLostError as the control plane tells.
+        """
+        parallel = vllm_config.parallel_config
+        index = attention_rank(
+            parallel.data_parallel_rank, get_tensor_model_parallel_rank(), parallel.tensor_parallel_size
+        )
+        rank = Rank(Role.ATTENTION, index)
+        session = RankSession.attach(rank=rank)
+        try:
+            crossing = agree(vllm_config, session, rank, layers)
+            timeouts = crossing.config.timeouts
+            sender = StepSender(
+                rank,
+                session.epoch,
+                abort=session.abort,
+                step_s=timeouts.step_s,
+                token=crossing.config.token(),
+            )
+            published = crossing.exchange("steps", "")
+            addresses = {Rank.parse(name): address for name, address in published.items() if address}
+            sender.connect(addresses, timeouts.rendezvous_s)
+            link = crossing.connector.open_attention(crossing.spec, crossing.exchange)
+        except BaseException as error:
+            session.fail(error)
+            raise
+        return cls(crossing, sender, link)
+
+    @contextmanager
+    def step(self, phase: Phase, real: int, padded: int) -> Iterator[None]:
+        """Announce the forward inside the block to every FFN rank: ``padded`` rows, of which ``real`` are tokens.
+
+        What the forward raises becomes the cause of the end of the epoch, before vLLM starts to tear itself down.
+        """
+        started = time.perf_counter()
+        self._step += 1
+        step = Step(
+            epoch=self._crossing.spec.epoch,
+            step=self._step,
+            rank=str(self._crossing.rank),
+            phase=phase,
+            real=(real,),
+            padded=(padded,),
+            ids=self.ids,
+        )
+        try:
+            self._sender.send(step)
+            self.link.begin(step)
+            yield
+        except BaseException as error:
+            self._crossing.session.fail(error)
+            raise
+        self._counters.add_step(phase, real, padded, time.perf_counter() - started, self.link.counters)
+
+    def close(self, reason: str) -> None:
+        """Leave the group on purpose. Twice is fine."""
+        self._sender.close(reason)
+        self.link.close(reason)
+        self._reporter.close()
+        self._crossing.session.close(reason)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One FFN rank as a process: vLLM's configuration and loader, then the server's loop.
+
+There is no scheduler, no KV cache and no engine core here, so nothing of vLLM's has to be switched off.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.model_loader import get_model
+from vllm.platforms import current_platform
+from vllm.plugins import load_general_plugins
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.network_utils import get_distributed_init_method, get_open_port
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
+
+from afd.connectors.base import FFNLink, Work
+from afd.control.reporter import Reporter
+from afd.control.session import RankSession
+from afd.control.steps import StepListener
+from afd.ffn.counters import FFNCounters
+from afd.ffn.server import FFNServer
+from afd.models.crossing import Crossing, agree
+from afd.models.families import Family
+from afd.models.role import model_family, role_scope
+from afd.topology import Rank, Role
+
+INDEX_VARIABLE = "AFD_RANK_INDEX"
+
+
+def engine_config(argv: Sequence[str]) -> VllmConfig:
+    """vLLM's configuration from the arguments of ``vllm serve``."""
+    parser = make_arg_parser(FlexibleArgumentParser(prog="afd serve ffn"))
+    args = parser.parse_args(list(argv))
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    return AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+
+
+def bind_cores() -> None:
+    """Keep this process on the cores that VLLM_CPU_OMP_THREADS_BIND lists for it ("nobind": anywhere)."""
+    cores = {int(core) for core in re.findall(r"\d+", os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""))}
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
+def load(vllm_config: VllmConfig, family: Family) -> nn.Module:
+    """FFN's half of the model, in evaluation mode. Opens vLLM's (single-process) groups first."""
+    init_worker_distributed_environment(
+        vllm_config,
+        0,
+        get_distributed_init_method("127.0.0.1", get_open_port()),
+        0,
+        current_platform.dist_backend,
+    )
+    set_random_seed(vllm_config.model_config.seed)
+    with role_scope(family, Role.FFN):
+        return get_model(vllm_config=vllm_config)
+
+
+def ffn_layers(model: nn.Module, family: Family) -> dict[int, nn.Module]:
+    """The native FFN block of every layer, by layer index."""
+    layers = model.get_submodule("model.layers")
+    return {int(name): layer.get_submodule(family.ffn_attribute) for name, layer in layers.named_children()}
+
+
+class RankProcess:
+    """Everything one FFN rank holds while it serves."""
+
+    def __init__(self, vllm_config: VllmConfig, crossing: Crossing, layers: dict[int, nn.Module]) -> None:
+        self._config = vllm_config
+        self._crossing = crossing
+        self._layers = layers
+        self.counters = FFNCounters()
+
+    def serve(self) -> None:
+        """Connect to every Attention rank and serve until they all leave."""
+        crossing = self._crossing
+        timeouts = crossing.config.timeouts
+        topology = crossing.spec.topology
+        expected = [Rank(Role.ATTENTION, index) for index in range(topology.num_attention)]
+        listener = StepListener(
+            crossing.rank,
+            crossing.spec.epoch,
+            expected,
+            abort=crossing.spec.abort,
+            step_s=timeouts.step_s,
+            token=crossing.config.token(),
+        )
+        try:
+            crossing.exchange("steps", listener.address)
+            listener.connect_all(timeouts.rendezvous_s)
+            link = crossing.connector.open_ffn(crossing.spec, crossing.exchange)
+            crossing.session.report({}, state="ready-to-warm")
+            reporter = Reporter(crossing.session, self.counters.snapshot)
+            self.server(link).serve(listener.next)
+            reporter.close()
+            link.close("every Attention rank left")
+        finally:
+            listener.close("shutdown")
+
+    def server(self, link: FFNLink) -> FFNServer:
+        """The loop over ``link``."""
+        return FFNServer(self._layers, link, self._forward_context, self.counters)
+
+    @contextmanager
+    def _forward_context(self, work: Work) -> Iterator[None]:
+        with set_forward_context(None, self._config, num_tokens=work.hidden.shape[0]):
+            yield
+
+
+def main(argv: Sequence[str], process: type[RankProcess] = RankProcess) -> None:
+    """Run the FFN rank that the environment names until its Attention ranks leave.
+
+    Raises the cause of the end of the epoch, which the launcher turns into this process's exit code.
+    """
+    load_general_plugins()
+    bind_cores()
+    rank = Rank(Role.FFN, int(os.environ[INDEX_VARIABLE]))
+    session = RankSession.attach(rank=rank)
+    try:
+        vllm_config = engine_config(argv)
+        family = model_family(vllm_config)
+        with set_current_vllm_config(vllm_config), torch.inference_mode():
+            model = load(vllm_config, family)
+            layers = ffn_layers(model, family)
+            crossing = agree(vllm_config, session, rank, tuple(sorted(layers)))
+            process(vllm_config, crossing, layers).serve()
+    except BaseException as error:
+        session.fail(error)
+        raise
+    session.close("shutdown")

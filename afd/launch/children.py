@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every process of a role does right after it was forked.
+
+A forked process differs from a freshly started one in three ways that matter here: libgomp has read its
+environment already, so thread count and cores must be set by call; its parent's death must be told to it; and
+vLLM asks for ``spawn`` by itself on CPU, which would pay ten seconds of imports per process again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import multiprocessing.context
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from afd.agent.launch_protocol import die_with_parent
+from afd.rebind import rebind
+
+_NATIVE_SET_NUM_THREADS = torch.set_num_threads
+
+_NAMES_GET_MP_CONTEXT = (
+    "vllm.utils.system_utils",
+    "vllm.v1.engine.utils",
+    "vllm.v1.engine.coordinator",
+    "vllm.v1.executor.multiproc_executor",
+)
+
+
+def apply_thread_environment() -> None:
+    """Do by call what OpenMP would have read from the environment at start-up.
+
+    vLLM's CPU executor sets OMP_NUM_THREADS and a core list (OMP_PLACES or GOMP_CPU_AFFINITY) around the start
+    of each worker; a forked worker's OpenMP runtime never sees them.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > 0:
+        _NATIVE_SET_NUM_THREADS(int(threads))
+    places = os.environ.get("GOMP_CPU_AFFINITY") or os.environ.get("OMP_PLACES", "")
+    cores = {int(core) for core in re.findall(r"\d+", places)}
+    allowed = os.sched_getaffinity(0)
+    if cores & allowed:
+        os.sched_setaffinity(0, cores & allowed)
+
+
+def after_fork() -> None:
+    """Registered with ``os.register_at_fork`` by the launcher: runs in every forked descendant."""
+    die_with_parent()
+    apply_thread_environment()
+
+
+@contextmanager
+def forked_children() -> Iterator[None]:
+    """Inside the block vLLM forks its engine and worker processes instead of spawning them."""
+
+    def fork_context() -> multiprocessing.context.ForkContext:
+        return multiprocessing.get_context("fork")
+
+    with ExitStack() as scope:
+        for name in _NAMES_GET_MP_CONTEXT:
+            scope.enter_context(rebind(importlib.import_module(name), get_mp_context=fork_context))
+        yield

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher: imports vLLM once, then forks the processes of a role on request.
+
+    python -m afd.launch.server SOCKET
+
+It listens on a unix socket once the imports are done. Each connection (an agent) is served by a fork of its own,
+which forks that agent's processes, reports their exits, and kills them all when the connection closes: an agent
+that dies by SIGKILL takes its processes with it. Messages are JSON, one per packet; standard output and error of
+a child travel beside the request as file descriptors.
+
+What it does not do: it opens no port, no process group and no AFD resource, and it starts no thread before it
+forks (OpenMP pools and threads do not survive a fork).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from afd.agent.launch_protocol import MAX_MESSAGE
+
+PRELOAD = (
+    "vllm.entrypoints.cli.serve",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.entrypoints.openai.cli_args",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu.model_runner",
+    "vllm.model_executor.models.deepseek_v2",
+    "vllm.model_executor.model_loader.default_loader",
+    "afd.launch.api_server",
+    "afd.attention.worker",
+    "afd.ffn.process",
+)
+
+
+def resolve(target: str) -> Callable[[Sequence[str]], None]:
+    """The function that a target string "package.module:function" names."""
+    module, _, name = target.partition(":")
+    function: Callable[[Sequence[str]], None] = vars(importlib.import_module(module))[name]
+    return function
+
+
+def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
+    """In the fork: become the requested process and return its exit code."""
+    from setproctitle import setproctitle
+
+    from afd.errors import AFDError
+    from afd.launch.children import apply_thread_environment
+
+    os.setsid()  # a terminal's Ctrl-C goes to the agent, which ends its processes in order
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.closerange(3, 4096)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = [request["name"], *request["argv"]]
+    setproctitle(f"afd::{request['name']}")
+    apply_thread_environment()
+    try:
+        resolve(request["target"])(request["argv"])
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else (0 if leave.code is None else 1)
+    except AFDError as error:
+        print(f"afd: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+class Session:
+    """One agent's connection, served in a process of its own."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._names: dict[int, str] = {}
+
+    def serve(self) -> None:
+        """Fork on request and report exits until the agent closes the connection; then kill what is left."""
+        wake_read, wake_write = os.pipe()
+        for end in (wake_read, wake_write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            while True:
+                readable, _, _ = select.select([self._connection, wake_read], [], [])
+                if wake_read in readable:
+                    os.read(wake_read, 4096)
+                    self._reap()
+                if self._connection in readable and not self._request():
+                    return
+        finally:
+            for pid in self._names:
+                os.kill(pid, signal.SIGKILL)
+
+    def _request(self) -> bool:
+        message, descriptors, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE, 2)
+        if not message:
+            return False
+        request = json.loads(message)
+        stdout, stderr = descriptors
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            code = 70
+            try:
+                code = run_child(request, stdout, stderr)
+            finally:
+                for stream in (sys.stdout, sys.stderr):
+                    stream.flush()
+                os._exit(code)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._names[pid] = request["name"]
+        self._send({"event": "started", "name": request["name"], "pid": pid})
+        return True
+
+    def _reap(self) -> None:
+        while self._names:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            name = self._names.pop(pid, None)
+            if name is not None:
+                code = os.waitstatus_to_exitcode(status)
+                self._send({"event": "exited", "name": name, "pid": pid, "code": code})
+
+    def _send(self, event: dict[str, Any]) -> None:
+        try:
+            self._connection.send(json.dumps(event).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the agent is gone; the next select sees it
+
+
+def main(argv: Sequence[str]) -> int:
+    (path,) = argv
+    for module in PRELOAD:
+        importlib.import_module(module)
+    from afd.launch.children import after_fork
+
+    os.register_at_fork(after_in_child=after_fork)
+    gc.collect()
+    gc.freeze()  # keep the imported objects out of every child's collections, and their pages shared
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path + ".new")
+    listener.listen(16)
+    os.rename(path + ".new", path)  # appears only when it can be connected to
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # sessions are not waited for
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            code = 1
+            try:
+                Session(connection).serve()
+                code = 0
+            finally:
+                os._exit(code)
+        connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both roles do alike between a loaded model and the first step: attach, confirm, describe the link.
+
+The order of exchanges is a contract between the roles: "resolved" (must agree), "steps" (addresses of the step
+channels), then those of the connector. No AFD segment, port or group exists before "resolved" was agreed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import VllmConfig
+
+from afd import config as afd_config
+from afd.config import AFDConfig
+from afd.connectors.base import Connector, ConnectorSpec
+from afd.connectors.registry import connector
+from afd.connectors.shm.rings import spin_us
+from afd.control.session import RankSession
+from afd.errors import ConfigError
+from afd.models.resolved import Resolved, resolve
+from afd.topology import Rank
+
+TRANSPORT_VARIABLE = "AFD_RANK_TRANSPORT"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One rank's place in the group, agreed with all others."""
+
+    config: AFDConfig
+    resolved: Resolved
+    session: RankSession
+    rank: Rank
+    connector: Connector
+    spec: ConnectorSpec
+
+    def exchange(self, key: str, value: Any, /) -> Mapping[str, Any]:
+        """One value from each rank of both roles. Bounded by ``rendezvous_s``: the peer may still be loading."""
+        return self.session.exchange(key, value, self.config.timeouts.rendezvous_s)
+
+
+def configuration(vllm_config: VllmConfig) -> AFDConfig:
+    """AFD's configuration as the agent resolved it, from ``additional_config["afd"]``."""
+    additional = vllm_config.additional_config
+    if not isinstance(additional, dict) or "afd" not in additional:
+        raise ConfigError('no "afd" in --additional-config: start this role with `afd serve`')
+    return afd_config.resolve({}, {}, additional["afd"]).config
+
+
+def agree(vllm_config: VllmConfig, session: RankSession, rank: Rank, layers: tuple[int, ...]) -> Crossing:
+    """Confirm with every rank what vLLM resolved, and describe the link. ``layers`` have their FFN on FFN ranks.
+
+    Raises MismatchError (through the abort) when a rank resolved something else.
+    """
+    config = configuration(vllm_config)
+    resolved = resolve(vllm_config)
+    session.exchange(
+        "resolved",
+        {**resolved.as_dict(), "remote layers": len(layers)},
+        config.timeouts.rendezvous_s,
+        must_agree=True,
+    )
+    topology = config.topology
+    spec = ConnectorSpec(
+        epoch=session.epoch,
+        topology=topology,
+        rank=rank,
+        hidden_size=resolved.hidden_size,
+        dtype=resolved.torch_dtype,
+        max_tokens=resolved.max_tokens,
+        layers=layers,
+        abort=session.abort,
+        num_ubatches=config.ubatch.num_ubatches,
+        step_s=config.timeouts.step_s,
+        spin_us=spin_us(topology.world_size),
+    )
+    return Crossing(
+        config, resolved, session, rank, connector(config.connector, os.environ[TRANSPORT_VARIABLE]), spec
+    )

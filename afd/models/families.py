@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model family is a row: which of vLLM's classes belong to which role, and which weights.
+
+Adding a family means adding a row, not code. Class names are looked up in the native module when a role is
+built; one that is gone upstream raises there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from afd.errors import UnsupportedError
+from afd.topology import Role
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row.
+
+    ``ffn_classes`` are replaced by :class:`~afd.models.proxies.RemoteFFN` when Attention is built;
+    ``attention_classes`` by :class:`~afd.models.proxies.Absent` when FFN is built. ``ffn_weights`` matches the
+    checkpoint names that FFN owns (with the gate on FFN: all of ``mlp``, the gate included); everything else is
+    Attention's. ``ffn_attribute`` is where a decoder layer keeps its FFN block.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    module: str
+    ffn_classes: tuple[str, ...]
+    attention_classes: tuple[str, ...]
+    ffn_weights: re.Pattern[str]
+    ffn_attribute: str
+    needs_token_ids: bool = False
+
+    def owner(self, weight_name: str) -> Role:
+        """The role that owns a tensor of the checkpoint."""
+        return Role.FFN if self.ffn_weights.search(weight_name) else Role.ATTENTION
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        name="deepseek",
+        architectures=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
+        module="vllm.model_executor.models.deepseek_v2",
+        ffn_classes=("DeepseekV2MoE", "DeepseekV2MLP"),
+        attention_classes=(
+            "DeepseekAttention",
+            "DeepseekV2Attention",
+            "DeepseekV2MLAAttention",
+            "RMSNorm",
+            "VocabParallelEmbedding",
+            "ParallelLMHead",
+        ),
+        ffn_weights=re.compile(r"^model\.layers\.\d+\.mlp\."),
+        ffn_attribute="mlp",
+    ),
+)
+
+
+def family_of(architecture: str) -> Family:
+    """The row of an architecture name from ``config.json``. Raises UnsupportedError naming those that exist."""
+    for family in FAMILIES:
+        if architecture in family.architectures:
+            return family
+    known = ", ".join(sorted(name for family in FAMILIES for name in family.architectures))
+    raise UnsupportedError(f"model architecture {architecture} has no AFD family; supported: {known}")

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in for the other role's modules. None of these holds a parameter.
+
+``RemoteFFN`` is where a layer's hidden states leave Attention; ``Absent`` marks what FFN does not have.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from afd.connectors.base import AttentionLink, Slot
+from afd.errors import MisuseError
+
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+class Hop:
+    """The crossing that all RemoteFFN layers of one model share.
+
+    It exists before the link does (the model is built first) and knows the ubatch that is running now: the
+    ubatch relay of a later release changes ``ubatch`` and ``token_ids`` at every hand-over.
+    """
+
+    def __init__(self) -> None:
+        self.link: AttentionLink | None = None
+        self.ubatch = 0
+        self.token_ids: torch.Tensor | None = None
+        self.last_layer = -1
+
+    def exchange(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Send hidden states [tokens, hidden] of one layer and return FFN's output, same shape and dtype.
+
+        Raises MisuseError before a link is attached, and what the link raises when the peer is lost.
+        """
+        link = self.link
+        if link is None:
+            raise MisuseError(f"layer {layer} ran before this rank was connected to FFN")
+        slot = Slot(layer, self.ubatch)
+        link.send(slot, hidden, self.token_ids)
+        # A layer consumes the reply before the next hop, so it may stay a view of transport memory; what the last
+        # layer returns becomes the output of the model and must outlive the step.
+        return link.receive(slot, torch.empty_like(hidden) if layer == self.last_layer else None)
+
+
+class RemoteFFN(nn.Module):
+    """A decoder layer's FFN block that lives on the FFN ranks. forward: [tokens, hidden] -> same."""
+
+    def __init__(self, layer: int, hop: Hop) -> None:
+        super().__init__()
+        self.layer = layer
+        self._hop = hop
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self._hop.exchange(self.layer, hidden_states)
+
+    def extra_repr(self) -> str:
+        return f"layer={self.layer}"
+
+
+class Absent(nn.Module):
+    """A module of the other role. Constructing it is free; running it is a bug."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise MisuseError("a module that belongs to the other role was run on this one")
+
+
+def remote_ffn_class(hop: Hop) -> type:
+    """A class that vLLM can construct in the place of an FFN class, with any of its arguments.
+
+    Its instances are RemoteFFN modules and *not* instances of the returned class: vLLM collects its MoE layers
+    by ``isinstance`` for expert bookkeeping, and an Attention rank has none.
+    """
+
+    class Remote:
+        def __new__(cls, *args: Any, prefix: str = "", **kwargs: Any) -> RemoteFFN:  # type: ignore[misc]
+            found = _LAYER.search(f".{prefix}.")
+            if found is None:
+                raise MisuseError(f"cannot tell the layer of an FFN block from its prefix {prefix!r}")
+            return RemoteFFN(int(found.group(1)), hop)
+
+    return Remote

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real prompts through an OpenAI-compatible API, with the tokens and log-probabilities that came back.
+
+Used to ask native vLLM and AFD the same questions. It only speaks HTTP; it knows neither role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from afd.errors import PeerLostError
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request. ``prompt`` is text or token ids; ``temperature`` None leaves it to the server's default (1)."""
+
+    name: str
+    prompt: str | tuple[int, ...]
+    max_tokens: int = 16
+    temperature: float | None = 0.0
+    seed: int | None = None
+    stream: bool = False
+    logprobs: int | None = 5
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The JSON body for ``/v1/completions``."""
+        body: dict[str, Any] = {
+            "model": model,
+            "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
+            "max_tokens": self.max_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": self.stream,
+        }
+        if self.logprobs is not None:
+            body["logprobs"] = self.logprobs
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if self.seed is not None:
+            body["seed"] = self.seed
+        return body
+
+
+@dataclass
+class Answer:
+    """What came back: token ids, the log-probability of each, and per position those of the likeliest tokens."""
+
+    name: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[float]] = field(default_factory=list)
+    text: str = ""
+
+    def add(self, choice: dict[str, Any]) -> None:
+        """Append one chunk (or the whole) of a completion."""
+        self.tokens += choice["token_ids"] or []
+        self.text += choice["text"]
+        detail = choice["logprobs"]
+        if detail is not None:
+            self.logprobs += detail["token_logprobs"]
+            self.top += [sorted(position.values(), reverse=True) for position in detail["top_logprobs"]]
+
+
+async def ask(session: aiohttp.ClientSession, url: str, model: str, question: Question) -> Answer:
+    """Send one request and collect its whole answer. Raises PeerLostError with the server's words on an error."""
+    answer = Answer(question.name)
+    async with session.post(f"{url}/v1/completions", json=question.body(model)) as response:
+        if response.status != 200:
+            raise PeerLostError(f"{url} answered {response.status}: {(await response.text())[:400]}")
+        if not question.stream:
+            answer.add((await response.json())["choices"][0])
+            return answer
+        async for raw in response.content:
+            line = raw.decode().strip()
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[len("data: ") :])
+            if "error" in event:
+                raise PeerLostError(f"{url} ended the stream: {event['error']}")
+            if event["choices"]:
+                answer.add(event["choices"][0])
+    return answer
+
+
+async def ask_all(
+    url: str, model: str, questions: Sequence[Question], *, concurrency: int, timeout_s: float
+) -> list[Answer]:
+    """Ask every question, at most ``concurrency`` at a time, each within ``timeout_s``. Answers in order."""
+    limit = asyncio.Semaphore(concurrency)
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def one(question: Question) -> Answer:
+            async with limit:
+                return await ask(session, url, model, question)
+
+        return list(await asyncio.gather(*(one(question) for question in questions)))
