@@ -7,16 +7,26 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from afd import config, pins
-from afd.config.schema import EXTRA_OPTIONS, Option
+from afd import pins, support
+from afd.config import reference
+from afd.support import records
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+RECORDS = ROOT / "tests/records"
 NOTE = "<!-- Written by `make docs` from {}. Do not edit. -->\n\n"
 
 
 def pages() -> dict[str, str]:
     """File name below ``docs/`` -> its text."""
-    return {"configuration.md": configuration(), "versions.md": versions(pins.load())}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **records.json_schema()}
+    return {
+        "configuration.md": NOTE.format("afd/config/schema.py") + reference.render(),
+        "record.schema.json": json.dumps(schema, indent=2, sort_keys=True) + "\n",
+        "support-matrix.md": NOTE.format("afd/support/tables.py and tests/records")
+        + support.render(records.load(RECORDS)),
+        "versions.md": versions(pins.load()),
+    }
 
 
 def versions(pinned: pins.Pins) -> str:
@@ -34,37 +44,6 @@ def versions(pinned: pins.Pins) -> str:
         + "# Versions\n\nThe upstream versions that this tree is built and tested against.\n"
         "`afd doctor` compares a running environment with them.\n\n" + table(("what", "pinned"), rows)
     )
-
-
-def configuration() -> str:
-    """Every setting with its flag, variable, JSON key and default."""
-    parts = [
-        NOTE.format("afd/config/schema.py"),
-        "# Configuration\n\n"
-        "Each setting is a flag of `afd serve`, an environment variable and a key of the JSON object\n"
-        '`additional_config["afd"]`. A flag beats a variable, a variable beats JSON, JSON beats the default.\n'
-        "`afd config show` prints the result and where each value came from. An unknown key is an error.\n\n",
-        "## Settings\n\n",
-        *(_setting(option) for option in config.options()),
-    ]
-    for connector, options in EXTRA_OPTIONS.items():
-        rows = [(f"`{o.path}`", o.type.replace("|", "or"), _default(o), o.doc) for o in options]
-        parts.append(f"## `connector_extra_config` of `{connector}`\n\n")
-        parts.append(table(("key", "value", "default", "meaning"), rows) + "\n")
-    return "".join(parts).rstrip("\n") + "\n"
-
-
-def _setting(option: Option) -> str:
-    aliases = f" (also {', '.join(f'`{alias}`' for alias in option.aliases)})" if option.aliases else ""
-    return (
-        f"### `{option.key}`\n\n{option.doc}\n\n"
-        f"- value: {option.type.replace(' | ', ', ')}; default: {_default(option)}\n"
-        f"- flag `{option.flag}`, variable `{option.env}`, key `{option.key}`{aliases}\n\n"
-    )
-
-
-def _default(option: Option) -> str:
-    return "none" if option.default is None else f"`{json.dumps(option.default)}`"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -12,8 +12,6 @@ from afd.config.schema import EXTRA_OPTIONS, options
 _INTRODUCTION = """\
 # Configuration
 
-This page is generated: `python scripts/generate_docs.py`. It comes from the table in `afd/config/schema.py`.
-
 Each setting of AFD can be given in three ways. A flag of `afd serve` beats a variable of the environment, a variable
 beats JSON, and JSON beats the default. An empty variable counts as not set. `afd config show` prints the result and
 where each value came from.

@@ -9,8 +9,8 @@ from enum import Enum
 
 from afd.config import CAMP2P
 from afd.errors import MisuseError, UnsupportedError
+from afd.support.records import Record
 from afd.support.tables import DIMENSIONS, FEATURES
-from afd.testing.records import Record
 
 
 class Status(str, Enum):

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from afd.support.matrix import Status, canonical, combination_of
+from afd.support.records import Record
 from afd.support.tables import DIMENSIONS, FEATURES
-from afd.testing.records import Record
 
 
 def render(records: Sequence[Record]) -> str:
@@ -16,9 +16,8 @@ def render(records: Sequence[Record]) -> str:
     lines = [
         "# Support matrix",
         "",
-        "This page is generated: `python scripts/generate_docs.py`. It comes from the tables in",
-        "`afd/support/tables.py`, which also refuse unsupported configurations before anything starts, and from the",
-        "run records in `tests/records/`.",
+        "What AFD runs and what it refuses. The tables behind this page also refuse unsupported configurations before",
+        "anything starts; what is validated comes from the records of runs in `tests/records/`.",
         "",
         "* **validated**: a recorded run passed, from a committed tree; the record is named.",
         "* **unvalidated**: nothing is known against it, but no record is for it.",

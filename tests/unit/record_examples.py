@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from afd.testing import records
-from afd.testing.records import Cleanup, Comparison, Counts, Record
+from afd.support import records
+from afd.support.records import Cleanup, Comparison, Counts, Record
 
 
 def record(**changes: Any) -> Record:

@@ -1,25 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Committed pages that are made from code equal what the code makes now."""
+"""The reference of all settings."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 from afd.config import EXTRA_OPTIONS, options, reference
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_committed_pages_are_up_to_date() -> None:
-    run = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/generate_docs.py"), "--check"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_the_reference_has_every_name_of_every_setting() -> None:
