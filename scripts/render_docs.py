@@ -9,6 +9,7 @@ from pathlib import Path
 
 from afd import pins, support
 from afd.config import reference
+from afd.rebind import HOOKS
 from afd.support import records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,7 @@ def pages() -> dict[str, str]:
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **records.json_schema()}
     return {
         "configuration.md": NOTE.format("afd/config/schema.py") + reference.render(),
+        "hooks.md": hooks(),
         "record.schema.json": json.dumps(schema, indent=2, sort_keys=True) + "\n",
         "support-matrix.md": NOTE.format("afd/support/tables.py and tests/records")
         + support.render(records.load(RECORDS)),
@@ -43,6 +45,17 @@ def versions(pinned: pins.Pins) -> str:
         NOTE.format("afd/pins.toml")
         + "# Versions\n\nThe upstream versions that this tree is built and tested against.\n"
         "`afd doctor` compares a running environment with them.\n\n" + table(("what", "pinned"), rows)
+    )
+
+
+def hooks() -> str:
+    """Every upstream name that AFD replaces for a moment."""
+    rows = [(h.name, h.module, f"`{h.where}`", h.reason, h.until) for h in HOOKS]
+    return (
+        NOTE.format("afd/rebind.py")
+        + "# Hooks\n\nThe upstream names that AFD replaces, each for the length of a `with rebind(...)` block and never at\n"
+        "import. With the plugin installed and no `afd` key in the configuration, none is replaced.\n\n"
+        + table(("upstream name", "of", "replaced in", "why", "not needed any more when"), rows)
     )
 
 
