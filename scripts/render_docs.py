@@ -53,8 +53,8 @@ def hooks() -> str:
     rows = [(h.name, h.module, f"`{h.where}`", h.reason, h.until) for h in HOOKS]
     return (
         NOTE.format("afd/rebind.py")
-        + "# Hooks\n\nThe upstream names that AFD replaces, each for the length of a `with rebind(...)` block and never at\n"
-        "import. With the plugin installed and no `afd` key in the configuration, none is replaced.\n\n"
+        + "# Hooks\n\nThe upstream names that AFD replaces, each for the length of a `with rebind(...)` block and\n"
+        "never at import. With the plugin installed and no `afd` key in the configuration, none is replaced.\n\n"
         + table(("upstream name", "of", "replaced in", "why", "not needed any more when"), rows)
     )
 
