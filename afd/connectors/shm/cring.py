@@ -40,6 +40,7 @@ class CRing:
         ids: bool,
         spin_us: int,
         poison: bool,
+        slice_s: float,
     ) -> None:
         base = segment.address
         self._segment = segment
@@ -59,7 +60,7 @@ class CRing:
             id_bytes=geometry.id_bytes if ids else 0,
             epoch=geometry.epoch,
             spin_ns=spin_us * 1000,
-            slice_ns=int(SLICE_S * 1e9),
+            slice_ns=int(slice_s * 1e9),
             count=geometry.cells,
             ubatch=ubatch,
             poison=poison,
@@ -93,8 +94,9 @@ class CKit:
 
     name = "c"
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, slice_s: float = SLICE_S) -> None:
         self._library = library
+        self._slice_s = slice_s
 
     def ring(
         self,
@@ -108,7 +110,15 @@ class CKit:
         poison: bool = False,
     ) -> CRing:
         return CRing(
-            self._library, segment, ends, geometry, ubatch=ubatch, ids=ids, spin_us=spin_us, poison=poison
+            self._library,
+            segment,
+            ends,
+            geometry,
+            ubatch=ubatch,
+            ids=ids,
+            spin_us=spin_us,
+            poison=poison,
+            slice_s=self._slice_s,
         )
 
     def bells(self, segment: Segment, ends: Ends) -> CBells:

@@ -43,7 +43,8 @@ class _Timespec(ctypes.Structure):
 class Futex:
     """Sleep on a word and wake its sleepers; where the system call is not available, short sleeps instead."""
 
-    def __init__(self, machine: str | None = None) -> None:
+    def __init__(self, machine: str | None = None, slice_s: float = SLICE_S) -> None:
+        self.slice_s = slice_s
         self._number = _SYS_FUTEX.get(machine or platform.machine())
         self._call: Callable[..., int] | None = None
         if self._number is not None:
@@ -64,7 +65,7 @@ class Futex:
             call(self._number, ctypes.addressof(probe), _FUTEX_WAKE, 1, None, None, 0)
             if ctypes.get_errno() != _ENOSYS:
                 self._call = call
-        self._slice = _Timespec(int(SLICE_S), int(SLICE_S % 1 * 1e9))
+        self._slice = _Timespec(int(slice_s), int(slice_s % 1 * 1e9))
 
     @property
     def polls(self) -> bool:
@@ -163,7 +164,7 @@ class PyRing:
             while time.monotonic_ns() < end:
                 if ready():
                     return OK
-        end_s = time.monotonic() + SLICE_S
+        end_s = time.monotonic() + self._futex.slice_s
         while True:
             bell = words[self._bell]
             if ready():

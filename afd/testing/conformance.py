@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every connector over every transport must do, as scenarios between real processes.
+
+:func:`check_link` runs all of them for one way to make connectors; :data:`SCENARIOS` and :func:`run` are for test
+runners that want one test for each. A scenario is a function that every rank process runs; its name says what holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from afd.testing import link_end, link_transfer
+from afd.testing.link_rig import SCENARIOS, MakeConnector, Rig
+from afd.testing.ranks import RankContext, run_ranks
+
+__all__ = ["SCENARIOS", "MakeConnector", "check_link", "run"]
+
+SCENARIO_MODULES = (link_transfer, link_end)
+"""Importing them fills :data:`SCENARIOS`."""
+
+
+def _body(name: str, make: MakeConnector, context: RankContext) -> None:
+    torch.set_num_threads(1)
+    topology, function = SCENARIOS[name]
+    rig = Rig(context, topology, make)
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    function(rig)
+    gc.collect()
+    left = len(os.listdir("/proc/self/fd")) - descriptors
+    assert left <= 0, f"{left} file descriptors are left open"
+    assert threading.active_count() <= threads, f"threads are left: {threading.enumerate()}"
+
+
+def run(name: str, make: MakeConnector) -> None:
+    """Run one scenario of :data:`SCENARIOS`. Raises :class:`AssertionError` when it does not hold."""
+    before = _shared_memory()
+    run_ranks(SCENARIOS[name][0], partial(_body, name, make))
+    left = _shared_memory() - before
+    assert not left, f"left in shared memory: {sorted(left)}"
+
+
+def check_link(make: MakeConnector) -> None:
+    """Run every scenario. Raises :class:`AssertionError` at the first that does not hold."""
+    for name in SCENARIOS:
+        run(name, make)
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("afd-*")}
