@@ -9,7 +9,7 @@ from typing import Any
 from triton.backends.compiler import BaseBackend, GPUTarget
 
 
-class CpuBackend(BaseBackend):
+class CpuBackend(BaseBackend):  # type: ignore[misc]  # triton is untyped
     """Accepts the target "cpu" and refuses to compile for it."""
 
     @staticmethod

@@ -50,8 +50,7 @@ class DispatchedFunction(InterpretedFunction):  # type: ignore[misc]  # triton i
             return
         implementation = self.implementation
         if implementation is None:
-            with _INTERPRETER:
-                super().run(*args, grid=grid, warmup=warmup, **kwargs)
+            self.interpret(*args, grid=grid, **kwargs)
             return
         kwargs = {name: value for name, value in kwargs.items() if name in self._names}
         for hook in self.pre_run_hooks:
@@ -61,3 +60,8 @@ class DispatchedFunction(InterpretedFunction):  # type: ignore[misc]  # triton i
             bound.apply_defaults()
             grid = grid(bound.arguments)
         implementation(grid, *args, **kwargs)
+
+    def interpret(self, *args: Any, grid: Any, **kwargs: Any) -> None:
+        """Launch in Triton's interpreter, whether or not the kernel has a torch version."""
+        with _INTERPRETER:
+            super().run(*args, grid=grid, warmup=False, **kwargs)

@@ -31,6 +31,16 @@ def rows(tensor: torch.Tensor, count: int, width: int, stride: int) -> torch.Ten
     return tensor.as_strided((count, width), (stride, 1))
 
 
+def widen(tensor: torch.Tensor) -> Array:
+    """A float32 copy of a tensor of any floating type, with its shape."""
+    return tensor.to(torch.float32, copy=True).numpy()
+
+
+def store(tensor: torch.Tensor, values: Array) -> None:
+    """Write values to a tensor of the same shape, rounded to its dtype."""
+    tensor.copy_(torch.from_numpy(values))
+
+
 class _Span:
     """Memory at an address, described to numpy through its array interface."""
 

@@ -177,6 +177,19 @@ def post_update(
     flat(num_computed_tokens_ptr)[states] += delta
 
 
+@KERNELS.register(_MODULE, "_post_update_num_computed_tokens_kernel")
+def post_update_num_computed_tokens(
+    grid: Grid,
+    idx_mapping_ptr: torch.Tensor,
+    num_computed_tokens_ptr: torch.Tensor,
+    query_start_loc_ptr: torch.Tensor,
+) -> None:
+    """Advance the counters of computed tokens by what was scheduled."""
+    count = grid[0]
+    lengths = np.diff(flat(query_start_loc_ptr)[: count + 1])
+    flat(num_computed_tokens_ptr)[flat(idx_mapping_ptr)[:count]] += lengths
+
+
 @KERNELS.register(_MODULE, "_expand_idx_mapping_kernel")
 def expand_idx_mapping(
     grid: Grid,

@@ -93,7 +93,8 @@ def _local(offset: Array, size: int, interleave: int) -> Array:
     """Offset inside this context-parallel rank's part of a block (i64, tokens)."""
     if size == 1:
         return offset
-    return offset // (interleave * size) * interleave + offset % interleave
+    local: Array = offset // (interleave * size) * interleave + offset % interleave
+    return local
 
 
 @KERNELS.register(_BUFFERS, "_apply_write_kernel")

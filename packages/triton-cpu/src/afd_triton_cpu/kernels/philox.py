@@ -11,8 +11,8 @@ import numpy as np
 
 from afd_triton_cpu.memory import Array
 
-# Columns that are drawn at once: the working set of ten rounds stays in the second-level cache.
-CHUNK = 1 << 14
+# Numbers that are drawn at once: the working set of ten rounds stays in the second-level cache.
+TILE = 1 << 14
 
 _ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
@@ -26,11 +26,15 @@ _SCALE64 = 2.0**-64
 _TINY64 = float(np.finfo(np.float64).tiny)
 
 
-def scramble(key: tuple[Array, Array], low: Array, high: Array) -> tuple[Array, Array, Array, Array]:
-    """Ten rounds over the counter (low, high, 0, 0). Words are uint64 arrays below 2**32, broadcast together."""
+_NONE = np.zeros(1, np.uint64)
+
+Counter = tuple[Array, Array, Array, Array]
+
+
+def scramble(key: tuple[Array, Array], counter: Counter) -> Counter:
+    """Ten rounds. Words are uint64 arrays of values below 2**32, broadcast together."""
     k0, k1 = key
-    c0, c1 = low, high
-    c2 = c3 = np.zeros(1, np.uint64)
+    c0, c1, c2, c3 = counter
     for _ in range(_ROUNDS):
         p, q = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1 = (q >> _HALF) ^ c1 ^ k0, q & _LOW
@@ -43,23 +47,25 @@ def randint(seed: Array, offset: Array) -> Array:
     """tl.randint: one 32-bit number (in uint64) per pair of a seed and an offset of 32 or 64 bits."""
     wide = seed.astype(np.int64).view(np.uint64)
     counter = offset.astype(np.int64).view(np.uint64)
-    high = counter >> _HALF if offset.dtype.itemsize > 4 else np.zeros(1, np.uint64)
-    return scramble((wide & _LOW, wide >> _HALF), counter & _LOW, high)[0]
+    high = counter >> _HALF if offset.dtype.itemsize > 4 else _NONE
+    return scramble((wide & _LOW, wide >> _HALF), (counter & _LOW, high, _NONE, _NONE))[0]
 
 
-def _columns(key: int, start: int, count: int) -> tuple[Array, Array, Array, Array]:
-    none = np.zeros(1, np.uint64)
-    return scramble((np.array([key], np.uint64), none), np.arange(start, start + count, dtype=np.uint64), none)
+def _columns(keys: Array, start: int, count: int) -> Counter:
+    column = np.arange(start, start + count, dtype=np.uint64)
+    return scramble((keys[:, None], _NONE), (column[None, :], _NONE, _NONE, _NONE))
 
 
-def uniform32(key: int, start: int, count: int) -> Array:
-    """float32[count] in (0, 1): tl.rand of the columns from `start`, zero replaced by its smallest other value."""
-    drawn = _columns(key, start, count)[0].astype(np.uint32).view(np.int32)
+def uniform32(keys: Array, start: int, count: int) -> Array:
+    """float32[keys, count] in (0, 1): tl.rand of `count` columns from `start`; its smallest other value for zero."""
+    drawn = _columns(keys, start, count)[0].astype(np.uint32).view(np.int32)
     folded = drawn ^ (drawn >> np.int32(31))  # -x - 1 for a negative x
-    return np.maximum(folded.astype(np.float32) * _SCALE32, _SCALE32)
+    uniform: Array = np.maximum(folded.astype(np.float32) * _SCALE32, _SCALE32)
+    return uniform
 
 
-def uniform64(key: int, start: int, count: int) -> Array:
-    """float64[count] in (0, 1) from two words of each column's counter."""
-    low, high, _, _ = _columns(key, start, count)
-    return np.maximum(((high << _HALF) | low).astype(np.float64) * _SCALE64, _TINY64)
+def uniform64(keys: Array, start: int, count: int) -> Array:
+    """float64[keys, count] in (0, 1) from two words of each column's counter."""
+    low, high, _, _ = _columns(keys, start, count)
+    uniform: Array = np.maximum(((high << _HALF) | low).astype(np.float64) * _SCALE64, _TINY64)
+    return uniform

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from afd_triton_cpu.kernels import philox
-from afd_triton_cpu.memory import Array, flat, rows
+from afd_triton_cpu.memory import Array, flat, rows, store, widen
 from afd_triton_cpu.registry import KERNELS
 
 Grid = tuple[int, ...]
@@ -33,7 +33,7 @@ def temperature(
     hot = np.flatnonzero((values != 0.0) & (values != 1.0))
     logits = rows(logits_ptr, count, vocab_size, logits_stride)
     for row in hot.tolist():
-        logits[row] = logits[row].float().div_(float(values[row])).to(logits.dtype)
+        store(logits[row], widen(logits[row]) / values[row])
 
 
 @KERNELS.register(_MODULE, "_gumbel_sample_kernel")
@@ -70,20 +70,17 @@ def gumbel_sample(
     logits = rows(logits_ptr, count, vocab_size, logits_stride)
     padded = np.full((count, blocks * BLOCK_SIZE), -np.inf, np.float64 if USE_FP64 else np.float32)
     values = padded[:, :vocab_size]
-    single = logits.float().numpy()
+    single = widen(logits)
     values[:] = single
 
     hot = np.flatnonzero(temps != 0.0)
     if APPLY_TEMPERATURE and hot.size:
         values[hot] = single[hot] / temps[hot, None]  # divided in float32, widened afterwards
     if processed_logits_ptr is not None:
-        _store_processed(
-            processed_logits_ptr, processed_logits_stride, processed_logits_col_ptr, PER_TOKEN_COL, values, states
-        )
+        column = processed_logits_col_ptr
+        _store_processed(processed_logits_ptr, processed_logits_stride, column, PER_TOKEN_COL, values, states)
     if hot.size:
-        keys = philox.randint(flat(seeds_ptr)[states[hot]], flat(pos_ptr)[hot])
-        for row, key in zip(hot.tolist(), keys.tolist(), strict=True):
-            _add_noise(values[row], key)
+        _add_noise(values, hot, philox.randint(flat(seeds_ptr)[states[hot]], flat(pos_ptr)[hot]))
 
     by_block = padded.reshape(count, blocks, BLOCK_SIZE)
     best = by_block.argmax(axis=2)
@@ -93,17 +90,20 @@ def gumbel_sample(
     rows(local_max_ptr, count, blocks, local_max_stride).numpy()[:] = maxima
 
 
-def _add_noise(row: Array, key: int) -> None:
-    """Add Gumbel noise to one row in place: -log(-log(1 - u)) in float32, -log(-log(u)) in float64."""
-    for start in range(0, row.size, philox.CHUNK):
-        part = row[start : start + philox.CHUNK]
-        if row.dtype == np.float64:
-            uniform = philox.uniform64(key, start, part.size)
-            part -= np.log(-np.log(uniform))
-        else:
-            uniform = philox.uniform32(key, start, part.size)
-            # log1p keeps the tail at u -> 0, which decides the winner, finely resolved.
-            part -= np.log(-np.log1p(-uniform))
+def _add_noise(values: Array, hot: Array, keys: Array) -> None:
+    """Add Gumbel noise to the hot rows in place: -log(-log(1 - u)) in float32, -log(-log(u)) in float64."""
+    width = min(values.shape[1], philox.TILE)
+    height = philox.TILE // width
+    for first in range(0, hot.size, height):
+        some, their_keys = hot[first : first + height], keys[first : first + height]
+        for start in range(0, values.shape[1], width):
+            part = values[some, start : start + width]
+            if values.dtype == np.float64:
+                part -= np.log(-np.log(philox.uniform64(their_keys, start, part.shape[1])))
+            else:
+                # log1p keeps the tail at u -> 0, which decides the winner, finely resolved.
+                part -= np.log(-np.log1p(-philox.uniform32(their_keys, start, part.shape[1])))
+            values[some, start : start + width] = part
 
 
 def _store_processed(
@@ -121,4 +121,4 @@ def _store_processed(
             continue
         place = 0 if column is None else int(flat(column)[row if per_token else 0])
         start = target.storage_offset() + state * stride + place * width
-        target.as_strided((width,), (1,), start).copy_(torch.from_numpy(values[row]))
+        store(target.as_strided((width,), (1,), start), values[row])
