@@ -6,7 +6,7 @@
 ``config`` has port 9400, and its ``origins["port"]`` is "flag --afd-port".
 """
 
-from afd.config.kinds import read_json
+from afd.config.kinds import nearest, read_json
 from afd.config.resolve import RESERVED_ENV, Resolved, resolve, to_json, value_of
 from afd.config.schema import (
     CAM_ASYNC,
@@ -31,6 +31,7 @@ __all__ = [
     "Resolved",
     "Timeouts",
     "UbatchPolicy",
+    "nearest",
     "options",
     "read_json",
     "resolve",

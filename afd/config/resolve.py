@@ -51,7 +51,7 @@ def resolve(
 ) -> Resolved:
     """Merge the sources and validate the result.
 
-    ``flags`` maps flag names ("--afd-port") to their text, ``env`` is the process environment,
+    ``flags`` maps flag names ("--afd-port"; "--no-afd-async" with any text) to their text, ``env`` is the process environment,
     ``json_config`` the object under ``additional_config["afd"]``. A flag beats a variable, a variable beats
     JSON, JSON beats the default. An empty variable counts as not set. ``role`` is the argument of
     ``afd serve``: another source may repeat it, but not contradict it. Raises :class:`ConfigError`, whose
@@ -129,11 +129,15 @@ def _read(option: Option, given: _Given) -> Any:
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, _Given]:
     by_flag = {option.flag: option for option in options()}
+    negative = {option.no_flag: option for option in options() if option.no_flag}
     found: dict[str, _Given] = {}
     for flag, value in flags.items():
-        if flag not in by_flag:
-            raise ConfigError(f"flag {flag}: there is no such flag{nearest(flag, tuple(by_flag))}")
-        found[by_flag[flag].path] = _Given(value, f"flag {flag}", f"flag {flag}")
+        if flag not in by_flag and flag not in negative:
+            raise ConfigError(f"flag {flag}: there is no such flag{nearest(flag, (*by_flag, *negative))}")
+        option = by_flag[flag] if flag in by_flag else negative[flag]
+        if option.path in found:
+            raise ConfigError(f"{found[option.path].where} and {flag} contradict each other; give only one")
+        found[option.path] = _Given(value if flag in by_flag else "false", f"flag {flag}", f"flag {flag}")
     return found
 
 

@@ -45,6 +45,11 @@ class Option:
         return self.kind.name
 
     @property
+    def no_flag(self) -> str:
+        """The flag that says no to a yes-or-no setting ("--no-afd-async"); empty for other kinds."""
+        return self.flag.replace("--", "--no-", 1) if self.kind is kinds.BOOLEAN else ""
+
+    @property
     def choices(self) -> tuple[str, ...]:
         return self.kind.choices
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AFD's settings as flags of a click command, made from the one table of :mod:`afd.config`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from afd import config
+from afd.config import Option, Resolved
+from afd.errors import ConfigError
+from afd.topology import Role
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_FLAGS = "afd.flags"
+
+
+def afd_options(*, without: tuple[str, ...] = ()) -> Callable[[_F], _F]:
+    """Decorator that gives a command every ``--afd-…`` flag, except the settings at the paths ``without``.
+
+    The command's function gets no arguments for them: :func:`flags` has what was given. Values are text, read
+    and judged by :func:`afd.config.resolve`, so that a wrong flag and a wrong variable are told the same way.
+    """
+
+    def decorate(function: _F) -> _F:
+        for option in reversed(config.options()):
+            if option.path not in without:
+                function = _flag(option)(function)
+        return function
+
+    return decorate
+
+
+def flags(ctx: click.Context) -> dict[str, str]:
+    """The ``--afd-…`` flags that were given: name to text, as :func:`afd.config.resolve` takes them."""
+    return dict(ctx.meta.get(_FLAGS, {}))
+
+
+def resolve(ctx: click.Context, additional_config: str | None = None, role: Role | None = None) -> Resolved:
+    """The configuration from the flags of ``ctx``, this process's environment and ``--additional-config``.
+
+    Raises :class:`ConfigError`.
+    """
+    return config.resolve(flags(ctx), os.environ, afd_json(additional_config), role)
+
+
+def afd_json(additional_config: str | None) -> Mapping[str, Any]:
+    """The object under ``afd`` in the text of vLLM's ``--additional-config``; empty when there is none.
+
+    Raises :class:`ConfigError` when the text is not a JSON object.
+    """
+    if additional_config is None:
+        return {}
+    try:
+        found = config.read_json(additional_config)
+    except ValueError as error:
+        raise ConfigError(f"flag --additional-config: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("flag --additional-config: not a JSON object")
+    afd: Mapping[str, Any] = found.get("afd", {})
+    return afd
+
+
+def _flag(option: Option) -> Callable[[_F], _F]:
+    def collect(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+        if value is not None:
+            ctx.meta.setdefault(_FLAGS, {})[option.flag] = (
+                str(value).lower() if isinstance(value, bool) else value
+            )
+
+    default = "not set" if option.default is None else _shown(option.default)
+    about = f"{option.doc.replace('`', '')} [{option.env}; default: {default}]"
+    common: dict[str, Any] = {"callback": collect, "expose_value": False, "default": None, "help": about}
+    name = "afd__" + option.path.replace(".", "__")
+    if option.kind is config.BOOLEAN:
+        negative = option.flag.replace("--", "--no-", 1)
+        return click.option(f"{option.flag}/{negative}", name, is_flag=True, **common)
+    metavar = "[" + "|".join(option.choices) + "]" if option.choices else option.type.split(",")[0].upper()
+    return click.option(option.flag, name, type=str, metavar=metavar, **common)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
