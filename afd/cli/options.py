@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -64,22 +64,34 @@ def afd_json(additional_config: str | None) -> Mapping[str, Any]:
     return afd
 
 
+def refuse_unknown(arguments: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` when a flag that is meant for AFD is among arguments that are for vLLM.
+
+    A command that passes unknown flags on would otherwise hand a misspelt ``--afd-…`` to vLLM.
+    """
+    known = tuple(name for option in config.options() for name in (option.flag, option.no_flag) if name)
+    for argument in arguments:
+        if argument == "--":
+            return
+        name = argument.partition("=")[0]
+        if name.startswith(("--afd-", "--no-afd-", "--afd_", "--no-afd_")):
+            raise ConfigError(f"flag {name}: there is no such flag{config.nearest(name, known)}")
+
+
 def _flag(option: Option) -> Callable[[_F], _F]:
     def collect(ctx: click.Context, _: click.Parameter, value: Any) -> None:
         if value is not None:
-            ctx.meta.setdefault(_FLAGS, {})[option.flag] = (
-                str(value).lower() if isinstance(value, bool) else value
-            )
+            name = option.no_flag if value is False else option.flag
+            ctx.meta.setdefault(_FLAGS, {})[name] = "true" if value is True else value
 
     default = "not set" if option.default is None else _shown(option.default)
     about = f"{option.doc.replace('`', '')} [{option.env}; default: {default}]"
     common: dict[str, Any] = {"callback": collect, "expose_value": False, "default": None, "help": about}
-    name = "afd__" + option.path.replace(".", "__")
-    if option.kind is config.BOOLEAN:
-        negative = option.flag.replace("--", "--no-", 1)
-        return click.option(f"{option.flag}/{negative}", name, is_flag=True, **common)
+    parameter = "afd__" + option.path.replace(".", "__")
+    if option.no_flag:
+        return click.option(f"{option.flag}/{option.no_flag}", parameter, is_flag=True, **common)
     metavar = "[" + "|".join(option.choices) + "]" if option.choices else option.type.split(",")[0].upper()
-    return click.option(option.flag, name, type=str, metavar=metavar, **common)
+    return click.option(option.flag, parameter, type=str, metavar=metavar, **common)
 
 
 def _shown(value: Any) -> str:

@@ -61,7 +61,7 @@ def render() -> str:
             _row(
                 [
                     f"`{option.key}`{aliases}",
-                    f"`{option.flag}`",
+                    f"`{option.flag}`" + (f", `{option.no_flag}`" if option.no_flag else ""),
                     f"`{option.env}`",
                     option.type,
                     _default(option.default),

@@ -51,11 +51,11 @@ def resolve(
 ) -> Resolved:
     """Merge the sources and validate the result.
 
-    ``flags`` maps flag names ("--afd-port"; "--no-afd-async" with any text) to their text, ``env`` is the process environment,
-    ``json_config`` the object under ``additional_config["afd"]``. A flag beats a variable, a variable beats
-    JSON, JSON beats the default. An empty variable counts as not set. ``role`` is the argument of
-    ``afd serve``: another source may repeat it, but not contradict it. Raises :class:`ConfigError`, whose
-    message begins with the source at fault.
+    ``flags`` maps flag names to their text ("--afd-port": "1"; the text of "--no-afd-async" does not matter),
+    ``env`` is the process environment, ``json_config`` the object under ``additional_config["afd"]``. A flag
+    beats a variable, a variable beats JSON, JSON beats the default. An empty variable counts as not set.
+    ``role`` is the argument of ``afd serve``: another source may repeat it, but not contradict it. Raises
+    :class:`ConfigError`, whose message begins with the source at fault.
     """
     given = {**_from_json(json_config), **_from_env(env), **_from_flags(flags)}
     values: dict[str, Any] = {}
