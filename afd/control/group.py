@@ -19,7 +19,7 @@ from afd.config import AFDConfig
 from afd.control.abort import Abort, Cause
 from afd.control.handshake import names, ranks_of
 from afd.control.liveness import Silence
-from afd.control.messages import Hello, Offer, PeerRow
+from afd.control.messages import Hello, Offer, PeerRow, encode
 from afd.errors import ClosedError, MisuseError, PeerLostError
 from afd.topology import Rank, Role
 
@@ -166,11 +166,11 @@ class Control(ABC):
         current = self._rounds.setdefault(key, _Round())
         if twice := [rank for rank in values if rank in current.offered]:
             raise MisuseError(f"exchange {key!r}: {names(twice)} offers twice before it is complete")
-        current.offered.update(values)
         named = {str(rank): value for rank, value in values.items()}
-        self._offer(
-            Offer(epoch=self.epoch, key=key, values=named, deadline_s=deadline_s, must_agree=must_agree)
-        )
+        offer = Offer(epoch=self.epoch, key=key, values=named, deadline_s=deadline_s, must_agree=must_agree)
+        encode(offer)  # a value that cannot be sent is the caller's mistake, not the group's
+        current.offered.update(values)
+        self._offer(offer)
         return current.future
 
     # ---- for root and joiner ------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ CONNECT_S = 3.0
 """How long one attempt to connect, and the root's first words, may take."""
 RETRY_S = (0.1, 1.0)
 """First and longest pause between attempts."""
+ROOT_FIRST_S = 0.5
+"""How much longer than its own deadline a joiner waits for what a connected root says at its deadline."""
 VERDICT_S = 1.0
 """How long an agent that reports a failure waits for the root's decision."""
 
@@ -88,8 +90,9 @@ class Joiner(Control):
         detail, pause = "", RETRY_S[0]
         while True:
             try:
-                attempt = self._attempt(notices)
-                await asyncio.wait_for(attempt, max(0.001, limit_s - notices.elapsed_s))
+                # A root that started at the same time names the missing ranks to all; let it be first.
+                left = max(0.0, limit_s - notices.elapsed_s) + ROOT_FIRST_S
+                await asyncio.wait_for(self._attempt(notices), left)
                 return
             except asyncio.TimeoutError:
                 break
@@ -218,6 +221,7 @@ class Joiner(Control):
         except (MisuseError, MismatchError) as error:
             text = f"the agent of {names(ranks_of(self.hellos[0]))} broke the protocol: {error}"
         self._silence.forget("root")
+        link.cut()  # the root may be waiting for our end before it closes
         if self._root_left is None and self._closed is None:
             self._root_lost(text or closed_without_goodbye(self.hellos[0]))
 

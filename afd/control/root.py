@@ -51,7 +51,7 @@ HELLO_S = 5.0
 """How long a connection may take to say who it is."""
 STRANGERS = 64
 """Connections that may be open at once without having said who they are."""
-LINGER_S = 2.0
+LINGER_S = 1.5
 """How long a root that refuses keeps listening, so that ranks which come a little later hear the reason too."""
 HEARSAY_S = 0.3
 """How long the root waits for a first-hand account after it has heard of a failure at second hand."""
@@ -92,6 +92,7 @@ class Root(Control):
         self._links: set[Link] = set()
         self._strangers = 0
         self._refusal: AFDError | None = None
+        self._told: set[Rank] = set()
         self._changed = asyncio.Event()
         self._detail = ""
         self._silence: Silence[_Agent] = Silence(self._heartbeat_s / 5)
@@ -134,7 +135,7 @@ class Root(Control):
                 pass
         if self._refusal is not None:
             # Those who are missing may be about to connect: tell them too, but within seconds of the later hello.
-            if self._missing():
+            if isinstance(self._refusal, MismatchError) and set(self._missing()) - self._told:
                 await asyncio.sleep(LINGER_S)
             raise self._refusal
         self._phase = _Phase.FORMED
@@ -243,6 +244,7 @@ class Root(Control):
     def _admit(self, agent: _Agent) -> Refusal | None:
         """Add the agent to the group, or say why not. May end the group."""
         if self._phase is _Phase.REFUSED:
+            self._told.update(agent.ranks)
             return self._refusal_message()
         if self._phase is _Phase.ENDED or self.abort.cause is not None:
             return Refusal(kind="retry", message=f"epoch {self.epoch} is ending: {self.abort.cause}")
@@ -251,6 +253,7 @@ class Root(Control):
         if found:
             error = mismatch(found)
             if self._phase is _Phase.FORMING:
+                self._told.update(agent.ranks)
                 self._refuse(error)
             return Refusal(kind="MismatchError", message=str(error), differences=found)
         rivals = [other for other in self._agents if set(other.ranks) & set(agent.ranks)]
@@ -291,7 +294,7 @@ class Root(Control):
             return
         if self._phase is _Phase.FORMING:
             self._agents.remove(agent)
-            self._detail = text
+            self._detail = f"{names(agent.ranks)}: {text}"
             self._changed.set()
         elif self._phase is _Phase.FORMED:
             agent.lost = True
