@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup smoke serve test test-rules test-unit test-contract test-wheel test-pairwise test-system \
-	lint format docs clean
+	lint lint-check lint-format lint-types format docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,9 +43,15 @@ test-pairwise: setup ## Only the selection of system tests that `make test` runs
 test-system: setup ## All system tests: real vLLM, real processes
 	@$(TIMED) system $(PYTEST) tests/system $(ARGS)
 
-lint: setup ## Check style and types
+lint: lint-check lint-format lint-types ## Check style and types
+
+lint-check: setup
 	@$(TIMED) "ruff check" $(BIN)/ruff check .
+
+lint-format: setup
 	@$(TIMED) "ruff format" $(BIN)/ruff format --check .
+
+lint-types: setup
 	@$(TIMED) "mypy afd" $(BIN)/mypy
 	@$(TIMED) "mypy packages" $(BIN)/mypy --config-file packages/triton-cpu/pyproject.toml packages/triton-cpu/src
 
