@@ -38,6 +38,12 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min(found, default=None)
 
 
+def task_limit(root: Path = Path("/")) -> int | None:
+    """Processes and threads that this control group may have; None when there is no limit."""
+    found = [_words(directory / "pids.max") for directory in _levels(root, "pids")]
+    return min((int(words[0]) for words in found if words and words[0] != "max"), default=None)
+
+
 def _levels(root: Path, controller: str) -> Iterator[Path]:
     """The directories of our control group and of all above it, for one controller."""
     mount = root / "sys/fs/cgroup"
