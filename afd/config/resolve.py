@@ -17,7 +17,7 @@ from afd.topology import Role
 
 #: Names in the environment that start with AFD_ and are not settings: how AFD's own processes find each
 #: other.
-RESERVED_ENV = ("AFD_AGENT_SOCKET", "AFD_LAUNCHER", "AFD_CACHE_DIR")
+RESERVED_ENV = ("AFD_AGENT_SOCKET", "AFD_LAUNCHER", "AFD_INFLIGHT", "AFD_CACHE_DIR")
 _RESERVED_PREFIX = "AFD_RANK_"
 # What Kubernetes adds to every pod for a Service whose name begins with "afd" (enableServiceLinks).
 _SERVICE_LINK = re.compile(
