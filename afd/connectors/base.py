@@ -127,7 +127,8 @@ class AttentionLink(Protocol):
     ) -> None:
         """Send ``hidden`` [rows, hidden] (and, in ids mode, ``token_ids`` [rows]); both may be reused on return.
 
-        Waits when the peer has not yet read what was sent before.
+        At least two sends of a ubatch may be out before their replies are received; then, and while the peer has not
+        read what was sent, it waits. ``hidden`` may be the view that the last :meth:`receive` returned.
         """
         ...
 

@@ -63,6 +63,7 @@ class CRing:
             slice_ns=int(slice_s * 1e9),
             count=geometry.cells,
             ubatch=ubatch,
+            position=segment.words[ends.head // 4],
             poison=poison,
         )
         self._at = ctypes.addressof(self._state)

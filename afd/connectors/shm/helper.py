@@ -116,13 +116,13 @@ def cache_directories() -> Iterator[Path]:
 
 
 def _ours(directory: Path) -> bool:
-    """Whether only this user can write to ``directory`` (created if need be): code is going to be loaded from it."""
+    """Whether only this user or root can write to ``directory`` (created if need be): code is loaded from it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
     except OSError:
         return False
-    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def build(directory: Path, compilers: Sequence[str] = COMPILERS) -> Path:
@@ -131,10 +131,10 @@ def build(directory: Path, compilers: Sequence[str] = COMPILERS) -> Path:
     Raises :class:`OSError` when the directory cannot be used or no compiler does the job.
     """
     target = directory / library_name()
+    if not _ours(directory):
+        raise OSError(f"{directory} cannot be used: it must be a directory that this user only can write to")
     if target.exists():
         return target
-    if not _ours(directory):
-        raise OSError(f"{directory} cannot be used: not writable by this user only")
     found = [path for path in map(shutil.which, compilers) if path is not None]
     if not found:
         raise OSError(f"no C compiler ({', '.join(compilers)})")

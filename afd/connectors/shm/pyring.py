@@ -129,7 +129,7 @@ class PyRing:
         self._ids = int(ids)
         self._spin_ns = spin_us * 1000
         self._poison = poison
-        self._position = 0
+        self._position = segment.words[ends.head // 4]
         self._cells = ends.cells
         self._peer = ends.peer
         self._head, self._tail = ends.head // 4, ends.tail // 4

@@ -117,12 +117,19 @@ static inline uint32_t data(const afd_ring *r) {
   return atomic_load_explicit(&r->head->value, memory_order_acquire) - r->position;
 }
 
-// Wait for at most one slice until `ready` is not 0. What is there already is taken even from a peer that has closed.
-static int await(afd_ring *r, uint32_t (*ready)(const afd_ring *)) {
-  afd_side *me = r->mine;
-  if (atomic_load_explicit(&me->aborted, memory_order_acquire)) return AFD_ABORTED;
-  if (atomic_load_explicit(&me->closed, memory_order_acquire)) return AFD_CLOSED;
+// Why not to wait, or AFD_AGAIN. What is there already is taken even from a peer that has closed.
+static int settled(afd_ring *r, uint32_t (*ready)(const afd_ring *)) {
+  if (atomic_load_explicit(&r->mine->aborted, memory_order_acquire)) return AFD_ABORTED;
+  if (atomic_load_explicit(&r->mine->closed, memory_order_acquire)) return AFD_CLOSED;
   if (ready(r)) return AFD_OK;
+  if (atomic_load_explicit(&r->peer->closed, memory_order_acquire)) return ready(r) ? AFD_OK : AFD_PEER_CLOSED;
+  return AFD_AGAIN;
+}
+
+// Wait for at most one slice until `ready` is not 0. A signal ends the slice early.
+static int await(afd_ring *r, uint32_t (*ready)(const afd_ring *)) {
+  int rc = settled(r, ready);
+  if (rc != AFD_AGAIN) return rc;
   if (r->spin_ns) {
     uint64_t end = now_ns() + r->spin_ns;
     do {
@@ -132,22 +139,15 @@ static int await(afd_ring *r, uint32_t (*ready)(const afd_ring *)) {
       }
     } while (now_ns() < end);
   }
-  int rc = AFD_AGAIN;
+  afd_side *me = r->mine;
   atomic_store(&me->waiting, 1);
   uint32_t bell = atomic_load(&me->bell);
   atomic_thread_fence(memory_order_seq_cst);
-  if (ready(r)) {
-    rc = AFD_OK;
-  } else if (atomic_load(&me->aborted)) {
-    rc = AFD_ABORTED;
-  } else if (atomic_load(&me->closed)) {
-    rc = AFD_CLOSED;
-  } else if (atomic_load(&r->peer->closed)) {
-    rc = ready(r) ? AFD_OK : AFD_PEER_CLOSED;
-  } else {
+  rc = settled(r, ready);
+  if (rc == AFD_AGAIN) {
     struct timespec slice = {(time_t)(r->slice_ns / 1000000000u), (long)(r->slice_ns % 1000000000u)};
     syscall(SYS_futex, &me->bell, FUTEX_WAIT, bell, &slice, NULL, 0);
-    if (ready(r)) rc = AFD_OK;
+    rc = settled(r, ready);
   }
   atomic_store_explicit(&me->waiting, 0, memory_order_relaxed);
   return rc;

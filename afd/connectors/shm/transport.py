@@ -94,7 +94,6 @@ class ShmAttentionLane:
 
     def send(self, layer: int, hidden: Tensor, token_ids: Tensor | None) -> None:
         _require_cpu(hidden)
-        self._give_back()
         ids = 0 if token_ids is None else token_ids.data_ptr()
         arguments = (self._step, layer, self._rows, hidden.data_ptr(), ids)
         code = self._to_ffn.send(*arguments)
@@ -102,6 +101,7 @@ class ShmAttentionLane:
             self._patience.persist(
                 code, partial(self._to_ffn.send, *arguments), "sending to", self._step, layer
             )
+        self._give_back()  # after the copy: ``hidden`` may be the view that is given back
 
     def receive(self, layer: int, out: Tensor | None) -> Tensor:
         self._give_back()
