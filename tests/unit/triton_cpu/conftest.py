@@ -33,6 +33,8 @@ class Batch:
         self.all_tokens = self.ints(0, VOCAB, (N, CONTEXT))
         self.lengths = lengths
         self.seq_lens = self.computed[self.states.long()] + lengths
+        if mixed:  # one request that ends exactly at its prompt's end
+            self.prefill[self.states[-1].long()] = self.seq_lens[-1]
 
     def ints(
         self, low: int, high: int, shape: tuple[int, ...], dtype: torch.dtype = torch.int32

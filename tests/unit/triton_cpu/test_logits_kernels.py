@@ -56,6 +56,11 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_p() -> None:
     assert torch.isfinite(kept).tolist() == [[True, False, True, False]]
 
 
+def test_top_p_stops_at_the_token_that_reaches_p_exactly() -> None:
+    kept = apply_top_k_top_p_triton(torch.zeros(1, 4), None, torch.tensor([0.5]))
+    assert torch.isfinite(kept).tolist() == [[True, True, False, False]]
+
+
 def test_masked_logits_stay_masked_and_one_token_always_survives() -> None:
     logits = torch.full((2, 6), -math.inf)
     logits[:, 4] = 1.0

@@ -83,10 +83,11 @@ def test_importing_triton_installs_the_seam_and_forked_processes_inherit_it(pyth
             print(*x.tolist(), flush=True)
 
         child = os.fork()
-        launch()
         if child == 0:
+            launch()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+        launch()
     """)
     assert words == ["afd_triton_cpu.launch", "cpu", *["False"] * 4, *["0", "2", "4"] * 2]
 
