@@ -8,8 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import psutil
 import pytest
+
+# A busy machine makes single examples slow, which is no failure; CI runs the same examples every time.
+hypothesis.settings.register_profile("afd", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("afd")
 
 # multiprocessing's own helpers live as long as the interpreter.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
