@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from afd.errors import RoleFailedError
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE, die_with_parent
+from afd.errors import RoleFailedError
 
 
 @dataclass
@@ -56,14 +56,14 @@ class Launcher:
 
     @classmethod
     async def open(
-        cls, runtime: Path, environment: Mapping[str, str], deadline_s: float
+        cls, runtime: Path, environment: Mapping[str, str], deadline_s: float, path: str | None = None
     ) -> Launcher:
-        """Connect to the launcher that AFD_LAUNCHER names, or start one under ``runtime``.
+        """Connect to the launcher at ``path`` or that AFD_LAUNCHER names, or start one under ``runtime``.
 
         Raises RoleFailedError when it ends, or is not ready within ``deadline_s``.
         """
         process: subprocess.Popen[bytes] | None = None
-        path = os.environ.get(LAUNCHER_VARIABLE)
+        path = path or environment.get(LAUNCHER_VARIABLE)
         if path is None:
             path = str(runtime / "launcher")
             process = start_launcher(path, environment)
@@ -180,13 +180,17 @@ class Launcher:
             await asyncio.to_thread(self._process.wait)
 
 
-def start_launcher(path: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a launcher that listens at ``path`` when its imports are done, and dies with this process."""
+def start_launcher(path: str, environment: Mapping[str, str], output: int = 2) -> subprocess.Popen[bytes]:
+    """Start a launcher that listens at ``path`` when its imports are done, and dies with this process.
+
+    ``output`` is the file descriptor that its standard output and error go to.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "afd.launch.server", path],
         env=dict(environment),
         stdin=subprocess.DEVNULL,
-        stdout=sys.stderr.fileno(),
+        stdout=output,
+        stderr=output,
         preexec_fn=_launcher_process,
     )
 

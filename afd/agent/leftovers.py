@@ -39,13 +39,21 @@ def tree(pid: int) -> set[int]:
         return set()
 
 
+def runs(pid: int) -> bool:
+    """Whether a process exists and is more than an entry its parent has not read yet."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def title(pid: int) -> str:
     """What a process calls itself ("VLLM::EngineCore"); "a process" when it is gone."""
     try:
         words = psutil.Process(pid).cmdline()
     except psutil.Error:
         return "a process"
-    return words[0].rpartition("/")[2] if words else "a process"
+    return words[0].strip().rpartition("/")[2] if words else "a process"
 
 
 class Leftovers:
@@ -55,11 +63,6 @@ class Leftovers:
         self._names: set[str] = set()
         self._pids: dict[int, str] = {}
 
-    @property
-    def pids(self) -> frozenset[int]:
-        """Every process of the tree seen so far, alive or not."""
-        return frozenset(self._pids)
-
     def observe(self, roots: list[int]) -> None:
         """Note what the trees below ``roots`` use now."""
         for root in roots:
@@ -67,9 +70,13 @@ class Leftovers:
                 self._pids.setdefault(pid, f"{title(pid)} (process {pid})")
                 self._names |= mapped_by(pid)
 
-    def topmost_gone(self) -> str:
-        """The process of the tree, seen first, that is not there any more; "" when all are."""
-        return next((name for pid, name in self._pids.items() if not psutil.pid_exists(pid)), "")
+    def alive(self) -> list[int]:
+        """Processes of the tree that still run."""
+        return [pid for pid in self._pids if runs(pid)]
+
+    def topmost_gone(self) -> tuple[int, str] | None:
+        """The first process of the tree (parents come before children) that does not run any more."""
+        return next(((pid, name) for pid, name in self._pids.items() if not runs(pid)), None)
 
     def remove(self) -> list[str]:
         """Unlink what the tree left, unless a living process outside it has it mapped. Returns the names."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from afd import support
 from afd.agent import cores, model_files, vllm_arguments
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.vllm_arguments import VllmArguments
@@ -16,6 +17,8 @@ from afd.config import AFDConfig, to_json
 from afd.control.handshake import this_host
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Layout
 from afd.errors import ConfigError, UnsupportedError
+from afd.families import family_of
+from afd.support import Combination
 from afd.topology import Rank, Role
 
 API_PORT = 8000
@@ -86,6 +89,7 @@ def plan_role(
         config_digest=found.config_digest,
     )
     ranks = _ranks(role, config, arguments)
+    support.check(combination(config, arguments, fingerprint, runner))
     plans = cores.plan_threads(config.topology.world_size)
     mine = [plans[config.topology.world_rank(rank)] for rank in ranks]
     served = arguments.get("--served-model-name") or model
@@ -139,6 +143,29 @@ def plan_role(
     )
 
 
+def combination(
+    config: AFDConfig, arguments: VllmArguments, fingerprint: Fingerprint, runner: str
+) -> Combination:
+    """What the support matrix has to judge. Raises UnsupportedError for an architecture without a family."""
+    ubatches = 2 if arguments.enabled("--enable-dbo") else config.ubatch.num_ubatches
+    return Combination(
+        platform="cpu",
+        connector=config.connector,
+        transport=config.transport,
+        runner=runner,
+        family=family_of(fingerprint.architecture).name,
+        num_ubatches=ubatches,
+        quantisation=fingerprint.quantisation,
+        dtype=fingerprint.dtype.split()[0],
+        gate="attention" if config.compute_gate_on_attention else "ffn",
+        num_attention=config.num_attention_ranks,
+        num_ffn=config.num_ffn_ranks,
+        tp=arguments.integer("--tensor-parallel-size", 1),
+        on_loss=config.on_loss,
+        features=frozenset(vllm_arguments.features(arguments)),
+    )
+
+
 def versions() -> dict[str, str]:
     """Versions of what decides about results and protocol, without importing any of it."""
     found = {"protocol": str(PROTOCOL)}
@@ -154,7 +181,9 @@ def versions() -> dict[str, str]:
 
 def _dtype(arguments: VllmArguments, checkpoint: str) -> str:
     asked = arguments.get("--dtype", "auto")
-    return f"auto (checkpoint: {checkpoint})" if asked == "auto" else _DTYPE_NAMES.get(asked, asked)
+    if asked == "auto":  # vLLM's rule on CPU: a float32 checkpoint runs in bfloat16
+        return "bfloat16" if checkpoint in ("float32", "bfloat16") else checkpoint
+    return _DTYPE_NAMES.get(asked, asked)
 
 
 def _ranks(role: Role, config: AFDConfig, arguments: VllmArguments) -> tuple[Rank, ...]:

@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
 from afd.agent.launcher import Child, Launcher, describe_exit
@@ -20,9 +18,8 @@ from afd.agent.leftovers import Leftovers
 from afd.agent.plan import RolePlan
 from afd.connectors.shm.segment import sweep
 from afd.control.abort import Cause
-from afd.control.hub import Process
 from afd.control.channel import SOCKET_ENV
-from afd.errors import RoleFailedError
+from afd.control.hub import Process
 from afd.topology import Role
 
 log = logging.getLogger(__name__)
@@ -30,6 +27,8 @@ log = logging.getLogger(__name__)
 IMPORT_S = 120.0
 """How long the launcher may take to import vLLM. Without compiled bytecode on a busy machine it takes a minute."""
 OBSERVE_S = 1.0
+EXIT_STATUS_S = 0.3
+"""How long the exit status of a process that is gone may take to arrive from the launcher."""
 
 
 class Processes:
@@ -81,27 +80,27 @@ class Processes:
 
     async def first_exit(self) -> Child:
         """Wait until a process the agent started ends."""
-        await asyncio.wait(
-            [child.exited for child in self._children], return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait([child.exited for child in self._children], return_when=asyncio.FIRST_COMPLETED)
         return next(child for child in self._children if child.exited.done())
 
     async def explain(self, process: Process) -> Cause:
-        """Why an attached process closed its connection without a goodbye: the topmost process that is gone."""
+        """Why an attached process closed its connection without a goodbye: the topmost process that is gone.
+
+        Looked at once, before those above it notice and leave by themselves.
+        """
         rank = str(process.rank or self._plan.ranks[0])
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
-            for child in self._children:
-                if child.exited.done():
-                    return self.exit_cause(child)
-            await asyncio.sleep(0.02)
-        gone = self._leftovers.topmost_gone()
-        text = f"{gone} was killed or crashed" if gone else f"process {process.pid} was killed or crashed"
+        pid, name = self._leftovers.topmost_gone() or (process.pid, f"process {process.pid}")
+        child = next((child for child in self._children if child.pid == pid), None)
+        if child is not None:
+            await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
+            if child.exited.done():
+                return self.exit_cause(child)
+        text = f"{name} of {rank} was killed or crashed"
         return Cause("RoleFailedError", text, rank=rank, host=self._plan.hello.host.name)
 
     def exit_cause(self, child: Child) -> Cause:
         """The cause that the end of a process is, with the last thing it said when it left by itself."""
-        text = f"{child.name} (process {child.pid}) {describe_exit(child.exited.result())}"
+        text = f"the {child.name} (process {child.pid}) {describe_exit(child.exited.result())}"
         said = next((line.strip() for line in reversed(child.tail) if line.strip()), "")
         if child.exited.result() >= 0 and said:
             text += f"; its last words: {said[:300]}"
@@ -144,13 +143,15 @@ class Processes:
             await self._launcher.close()
         removed = self._leftovers.remove()
         if removed:
-            log.info("removed %d shared-memory files that the role left: %s", len(removed), ", ".join(removed[:6]))
+            log.info(
+                "removed %d shared-memory files that the role left: %s", len(removed), ", ".join(removed[:6])
+            )
         if epoch:
             sweep(epoch)
 
     async def _gone(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while alive := [pid for pid in self._leftovers.pids if psutil.pid_exists(pid) and not _zombie(pid)]:
+        while alive := self._leftovers.alive():
             if time.monotonic() > deadline:
                 log.warning("processes %s did not end within %.0f s; killing them", alive, timeout_s)
                 for pid in alive:
@@ -168,18 +169,6 @@ class Processes:
             await asyncio.sleep(OBSERVE_S)
 
 
-def _zombie(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def _write(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-def unready(name: str, seconds: float) -> RoleFailedError:
-    """The error about a process that started but never became ready."""
-    return RoleFailedError(f"{name} was not ready within {seconds:.0f} s")

@@ -15,7 +15,7 @@ import signal
 import tempfile
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -100,10 +100,13 @@ class RoleAgent:
             log.debug("closing the control channel: %s", again)
 
     async def _epoch(self, control: Control, processes: Processes) -> None:
-        plan = self._plan
         aborted = asyncio.Event()
         loop = asyncio.get_running_loop()
-        control.abort.subscribe(lambda: loop.call_soon_threadsafe(aborted.set))
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(aborted.set)
+
+        control.abort.subscribe(wake)
         self.status.enter("loading")
         async with open_hub(control, on_report=self._on_report, on_death=processes.explain) as hub:
             transport = agreed_transport(control.hellos)
@@ -139,7 +142,9 @@ class RoleAgent:
         else:
             await self._connected.wait()
             self._enter(control, "ready-to-warm")
-        await control.exchange("ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.rendezvous_s)
+        await control.exchange(
+            "ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.rendezvous_s
+        )
         self._enter(control, "ready")
 
     async def _serve(
@@ -150,7 +155,8 @@ class RoleAgent:
         aborting: asyncio.Task[bool],
     ) -> None:
         """Ready: wait for what ends the role."""
-        await asyncio.wait({stopping, aborting, self._left}, return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [stopping, aborting, self._left]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._left.done() and not self._stop.is_set() and control.abort.cause is None:
             if self._plan.role is Role.ATTENTION:
                 raise PeerLostError(f"FFN left: {self._left.result()}")
@@ -228,7 +234,10 @@ class RoleAgent:
     def _check_api_port(self) -> None:
         if self._plan.role is Role.ATTENTION:
             probe = ports.listen(
-                self._plan.api_host or "0.0.0.0", self._plan.api_port, "the API server", "choose another --port"
+                self._plan.api_host or "0.0.0.0",
+                self._plan.api_port,
+                "the API server",
+                "choose another --port",
             )
             probe.close()
 

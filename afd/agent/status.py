@@ -42,9 +42,7 @@ class AgentStatus:
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
         """Answer on the agent port inside the block."""
-        async with open_server(
-            self, self._metrics, host=self._plan.agent_host, port=self._plan.agent_port
-        ):
+        async with open_server(self, self._metrics, host=self._plan.agent_host, port=self._plan.agent_port):
             try:
                 yield
             finally:
@@ -144,7 +142,11 @@ def _peers(control: Control | None) -> tuple[Peer, ...]:
         return ()
     return tuple(
         Peer(
-            role=str(info.role), rank=str(rank), host=info.host, state=info.state, last_seen_s=info.last_seen_s
+            role=str(info.role),
+            rank=str(rank),
+            host=info.host,
+            state=info.state,
+            last_seen_s=info.last_seen_s,
         )
         for info in control.peers()
         for rank in info.ranks

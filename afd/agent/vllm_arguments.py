@@ -17,6 +17,9 @@ from afd.errors import ConfigError, UnsupportedError
 KV_CACHE_BYTES = 256 << 20
 """KV cache per Attention rank on CPU. vLLM's own default is 0.92 of the machine's memory per rank."""
 
+SHUTDOWN_S = 3
+"""How long requests in flight may go on after a stop. vLLM's default of 0 kills the engine under its API server."""
+
 _ALIASES = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
@@ -114,7 +117,9 @@ def parse(argv: Sequence[str]) -> VllmArguments:
         elif flag:
             values[flag] = f"{values[flag]} {argument}".strip() if values[flag] else argument
         else:
-            raise ConfigError(f"unexpected argument {argument!r}: the model is given once, before vLLM's arguments")
+            raise ConfigError(
+                f"unexpected argument {argument!r}: the model is given once, before vLLM's arguments"
+            )
     return VllmArguments(tuple(argv), values)
 
 
@@ -144,22 +149,68 @@ def compilation_config(arguments: VllmArguments) -> dict[str, Any]:
     return config
 
 
-def complete(arguments: VllmArguments, *, additional: Mapping[str, Any], worker_class: str | None) -> list[str]:
+_FEATURES: tuple[tuple[str, str], ...] = (
+    ("--enable-lora", "lora"),
+    ("--speculative-config", "speculative"),
+    ("--enable-eplb", "eplb"),
+    ("--kv-transfer-config", "kv_transfer"),
+    ("--enable-sleep-mode", "sleep_mode"),
+)
+_SIZES: tuple[tuple[str, str], ...] = (
+    ("--pipeline-parallel-size", "pipeline_parallel"),
+    ("--prefill-context-parallel-size", "prefill_context_parallel"),
+    ("--decode-context-parallel-size", "decode_context_parallel"),
+    ("--nnodes", "multi_node"),
+)
+_LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+def features(arguments: VllmArguments) -> list[str]:
+    """Names of the support matrix's features that vLLM's arguments ask for."""
+    found = [name for flag, name in _FEATURES if arguments.enabled(flag)]
+    found += [name for flag, name in _SIZES if arguments.integer(flag, 1) > 1]
+    if arguments.get("--load-format", "auto") not in _LOAD_FORMATS:
+        found.append("load_format")
+    if arguments.get("--runner", "auto") == "pooling":
+        found.append("pooling")
+    wide = (
+        arguments.integer("--tensor-parallel-size", 1) > 1
+        and arguments.integer("--data-parallel-size", 1) > 1
+    )
+    if arguments.enabled("--enable-expert-parallel") and wide:
+        found.append("sequence_parallel_moe")
+    return found
+
+
+def native(arguments: VllmArguments) -> list[str]:
+    """vLLM's arguments with what every process needs here, be it a role or the native reference: no compilation, a
+    right rotary kernel, eager execution, a bounded KV cache and a clean shutdown."""
+    argv = arguments.without(
+        "--compilation-config", "--additional-config", "--enable-dbo", "--no-enforce-eager"
+    )
+    argv += ["--compilation-config", json.dumps(compilation_config(arguments))]
+    if not arguments.enabled("--enforce-eager"):
+        argv.append("--enforce-eager")
+    if not (arguments.enabled("--kv-cache-memory-bytes") or arguments.enabled("--gpu-memory-utilization")):
+        argv += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+    if not arguments.enabled("--shutdown-timeout"):
+        argv += ["--shutdown-timeout", str(SHUTDOWN_S)]
+    if not arguments.enabled("--api-server-count"):
+        argv += ["--api-server-count", "1"]
+    return argv
+
+
+def complete(
+    arguments: VllmArguments, *, additional: Mapping[str, Any], worker_class: str | None
+) -> list[str]:
     """vLLM's arguments for one role on CPU. ``additional`` becomes part of ``--additional-config``.
 
-    ``worker_class`` is None for FFN, which starts no vLLM worker.
+    ``worker_class`` is None for FFN, which starts no vLLM worker. Raises UnsupportedError when the user named one.
     """
-    argv = arguments.without("--compilation-config", "--additional-config")
-    argv += ["--compilation-config", json.dumps(compilation_config(arguments))]
+    argv = native(arguments)
     argv += ["--additional-config", json.dumps({**arguments.mapping("--additional-config"), **additional})]
     if worker_class is not None:
         if arguments.enabled("--worker-cls"):
             raise UnsupportedError("--worker-cls: Attention's worker class is AFD's own; remove the argument")
         argv += ["--worker-cls", worker_class]
-        if not arguments.enabled("--api-server-count"):
-            argv += ["--api-server-count", "1"]
-    if not arguments.enabled("--enforce-eager"):
-        argv.append("--enforce-eager")
-    if not (arguments.enabled("--kv-cache-memory-bytes") or arguments.enabled("--gpu-memory-utilization")):
-        argv += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     return argv

@@ -46,7 +46,7 @@ class AttentionMixin:
         layers = remote_layers(self.model)
         self.afd_peer = peer = Peer.connect(self.vllm_config, layers)
         hop.link, hop.last_layer = peer.link, layers[-1]
-        self.model.forward = self._afd_forward(self.model.forward, hop, peer)  # type: ignore[method-assign]
+        self.model.forward = self._afd_forward(self.model.forward, hop, peer)
 
     def _afd_forward(self, native: Any, hop: Hop, peer: Peer) -> Any:
         def forward(input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

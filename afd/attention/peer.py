@@ -16,6 +16,7 @@ from afd.control.messages import Phase, Step
 from afd.control.reporter import Reporter
 from afd.control.session import RankSession
 from afd.control.steps import StepSender
+from afd.errors import AFDError
 from afd.models.crossing import Crossing, agree
 from afd.topology import Rank, Role, attention_rank
 
@@ -85,7 +86,9 @@ class Peer:
             self.link.begin(step)
             yield
         except BaseException as error:
-            self._crossing.session.fail(error)
+            cause = self._crossing.session.fail(error)
+            if isinstance(error, AFDError):
+                raise cause.error() from error  # what this rank saw is often only an effect of the root cause
             raise
         self._counters.add_step(phase, real, padded, time.perf_counter() - started, self.link.counters)
 

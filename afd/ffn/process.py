@@ -30,10 +30,11 @@ from afd.connectors.base import FFNLink, Work
 from afd.control.reporter import Reporter
 from afd.control.session import RankSession
 from afd.control.steps import StepListener
+from afd.errors import AFDError
+from afd.families import Family
 from afd.ffn.counters import FFNCounters
 from afd.ffn.server import FFNServer
 from afd.models.crossing import Crossing, agree
-from afd.models.families import Family
 from afd.models.role import model_family, role_scope
 from afd.topology import Rank, Role
 
@@ -67,7 +68,8 @@ def load(vllm_config: VllmConfig, family: Family) -> nn.Module:
     )
     set_random_seed(vllm_config.model_config.seed)
     with role_scope(family, Role.FFN):
-        return get_model(vllm_config=vllm_config)
+        model: nn.Module = get_model(vllm_config=vllm_config)
+    return model
 
 
 def ffn_layers(model: nn.Module, family: Family) -> dict[int, nn.Module]:
@@ -139,6 +141,8 @@ def main(argv: Sequence[str], process: type[RankProcess] = RankProcess) -> None:
             crossing = agree(vllm_config, session, rank, tuple(sorted(layers)))
             process(vllm_config, crossing, layers).serve()
     except BaseException as error:
-        session.fail(error)
+        cause = session.fail(error)
+        if isinstance(error, AFDError):
+            raise cause.error() from error  # what this rank saw is often only an effect of the root cause
         raise
     session.close("shutdown")

@@ -26,7 +26,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from setproctitle import setproctitle
+
 from afd.agent.launch_protocol import MAX_MESSAGE
+
+RUNNER_MARK = "TRITON_BACKENDS_IN_TREE"
+"""Read by Triton while vLLM is imported: set for runner V1, not set for V2."""
 
 PRELOAD = (
     "vllm.entrypoints.cli.serve",
@@ -55,11 +60,10 @@ def resolve(target: str) -> Callable[[Sequence[str]], None]:
 
 def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
     """In the fork: become the requested process and return its exit code."""
-    from setproctitle import setproctitle
-
-    from afd.errors import AFDError
+    from afd.errors import AFDError, ConfigError
     from afd.launch.children import apply_thread_environment
 
+    other_runner = bool(os.environ.get(RUNNER_MARK)) != bool(request["env"].get(RUNNER_MARK))
     os.setsid()  # a terminal's Ctrl-C goes to the agent, which ends its processes in order
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -73,6 +77,8 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
     setproctitle(f"afd::{request['name']}")
     apply_thread_environment()
     try:
+        if other_runner:
+            raise ConfigError("this launcher has imported vLLM for the other model runner; start one for each")
         resolve(request["target"])(request["argv"])
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else (0 if leave.code is None else 1)
@@ -81,7 +87,7 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (the last word of a process: printed whole, and its exit code)
         traceback.print_exc()
         return 1
     return 0
@@ -103,11 +109,11 @@ class Session:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
             while True:
-                readable, _, _ = select.select([self._connection, wake_read], [], [])
+                readable, _, _ = select.select([self._connection.fileno(), wake_read], [], [])
                 if wake_read in readable:
                     os.read(wake_read, 4096)
                     self._reap()
-                if self._connection in readable and not self._request():
+                if self._connection.fileno() in readable and not self._request():
                     return
         finally:
             for pid in self._names:
@@ -159,6 +165,8 @@ class Session:
 
 def main(argv: Sequence[str]) -> int:
     (path,) = argv
+    # First of all: it finds the memory of the command line only while the environment is untouched.
+    setproctitle("afd::launcher")
     for module in PRELOAD:
         importlib.import_module(module)
     from afd.launch.children import after_fork

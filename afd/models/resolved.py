@@ -10,7 +10,7 @@ import torch
 from vllm.config import CompilationMode, VllmConfig
 
 from afd.errors import ConfigError, UnsupportedError
-from afd.models.families import family_of
+from afd.families import family_of
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 

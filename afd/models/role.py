@@ -14,7 +14,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.model_loader import weight_utils
 
-from afd.models.families import Family, family_of
+from afd.families import Family, family_of
 from afd.models.proxies import Absent, Hop, RemoteFFN, remote_ffn_class
 from afd.rebind import rebind
 from afd.topology import Role

@@ -94,6 +94,8 @@ class Comparison:
         return tuple(verdict for verdict in self.verdicts if not verdict.agrees)
 
 
-def compare_all(questions: Sequence[Question], native: Sequence[Answer], ours: Sequence[Answer]) -> Comparison:
+def compare_all(
+    questions: Sequence[Question], native: Sequence[Answer], ours: Sequence[Answer]
+) -> Comparison:
     """Judge every answer; the three sequences belong together by position."""
     return Comparison(tuple(compare(q, n, o) for q, n, o in zip(questions, native, ours, strict=True)))

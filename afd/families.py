@@ -2,7 +2,8 @@
 """A model family is a row: which of vLLM's classes belong to which role, and which weights.
 
 Adding a family means adding a row, not code. Class names are looked up in the native module when a role is
-built; one that is gone upstream raises there.
+built; one that is gone upstream raises there. The rows are plain data, so that an agent can refuse a model before
+anything imports vLLM.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``afd serve attention|ffn MODEL``: run one role until it is stopped or its group ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import click
+
+from afd.agent import vllm_arguments
+from afd.agent.environment import runner_of
+from afd.agent.plan import RolePlan, plan_role
+from afd.agent.role_agent import RoleAgent
+from afd.cli.options import afd_options, refuse_unknown, resolve
+from afd.errors import ConfigError
+from afd.observe.server import PORT
+from afd.topology import Role
+
+_EPILOG = """
+Everything else goes to vLLM as it is (see --help=vllm), for example --dtype, --max-model-len, --port. AFD adds what
+two roles on one host need: a KV cache of 256 MiB per rank, one API server, threads and cores, mode NONE.
+"""
+
+
+class _Serve(click.Command):
+    """A command that leaves flags it does not know, and all that follows ``--help=``, to vLLM."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        topic = next((argument for argument in args if argument.startswith("--help=")), None)
+        if topic is not None:
+            ctx.exit(vllm_help(topic.removeprefix("--help=")))
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    "serve",
+    cls=_Serve,
+    epilog=_EPILOG,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
+)
+@click.argument("role", type=click.Choice([str(role) for role in Role]))
+@click.argument("model")
+@click.argument("vllm_args", nargs=-1, type=click.UNPROCESSED, metavar="[VLLM ARGUMENTS]...")
+@click.option("--agent-host", default="0.0.0.0", show_default=True, help="Address of the agent port.")
+@click.option(
+    "--agent-port",
+    default=PORT,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port for /livez, /readyz, /status and /metrics.",
+)
+@click.option(
+    "--afd-runner",
+    type=click.Choice(["v1", "v2"]),
+    help="vLLM's model runner [VLLM_USE_V2_MODEL_RUNNER; default: v2]",
+)
+@afd_options(without=("role",))
+@click.pass_context
+def command(
+    ctx: click.Context,
+    role: str,
+    model: str,
+    vllm_args: tuple[str, ...],
+    agent_host: str,
+    agent_port: int,
+    afd_runner: str | None,
+) -> int:
+    """Run one role of MODEL: a local path, an id on the hub, or builtin:tiny-deepseek-v2.
+
+    The two roles may start in either order, minutes apart.
+    """
+    refuse_unknown(vllm_args)
+    return serve(plan(ctx, Role(role), model, vllm_args, agent_host, agent_port, afd_runner))
+
+
+def plan(
+    ctx: click.Context,
+    role: Role,
+    model: str,
+    vllm_args: Sequence[str],
+    agent_host: str,
+    agent_port: int,
+    afd_runner: str | None,
+    target: str | None = None,
+) -> RolePlan:
+    """The role's plan from the command line and this process's environment. Raises ConfigError."""
+    arguments = vllm_arguments.parse(vllm_args)
+    resolved = resolve(ctx, arguments.values.get("--additional-config"), role)
+    environment = dict(os.environ)
+    if afd_runner is not None:
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1" if afd_runner == "v2" else "0"
+    if runner_of(environment) not in ("v1", "v2"):
+        raise ConfigError("VLLM_USE_V2_MODEL_RUNNER must be 0 or 1")
+    return plan_role(
+        role,
+        model,
+        resolved.config,
+        vllm_args,
+        environment,
+        agent_host=agent_host,
+        agent_port=agent_port,
+        target=target,
+    )
+
+
+def serve(plan: RolePlan) -> int:
+    """Run the role's agent to its end. Returns 0 after a stop; raises the AFDError that ended the role."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s.%(msecs)03d afd {plan.role} %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+
+    async def run() -> None:
+        await RoleAgent(plan).run()
+
+    asyncio.run(run())
+    return 0
+
+
+def vllm_help(topic: str) -> int:
+    """Print vLLM's own help for ``vllm serve``: in a process of its own, because only that needs vLLM."""
+    flag = "--help" if topic == "vllm" else f"--help={topic}"
+    program = (
+        "from vllm.entrypoints.openai.cli_args import make_arg_parser\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "import sys\n"
+        "make_arg_parser(FlexibleArgumentParser(prog='afd serve attention MODEL')).parse_args(sys.argv[1:])\n"
+    )
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    return subprocess.run([sys.executable, "-c", program, flag], env=environment, check=False).returncode

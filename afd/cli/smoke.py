@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``afd smoke``: start both roles here, and prove that their tokens are those of native vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from afd.config import AFDConfig
+from afd.errors import AFDError
+from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS
+from afd.testing.smoke import Outcome, Smoke
+from afd.testing.stack import Layout
+from afd.topology import Topology
+
+_API_PORT = 8000
+
+
+@click.command("smoke", context_settings={"show_default": True})
+@click.option("--model", default="builtin:tiny-deepseek-v2", help="Path, hub id or builtin model.")
+@click.option("--attention", "num_attention", default=1, type=click.IntRange(1), help="Attention ranks.")
+@click.option("--ffn", "num_ffn", default=1, type=click.IntRange(1), help="FFN ranks.")
+@click.option("--runner", default="v2", type=click.Choice(["v1", "v2"]), help="vLLM's model runner.")
+@click.option("--transport", default=AFDConfig().transport, type=click.Choice(["auto", "shm"]))
+@click.option("--dtype", default="float32", type=click.Choice(["float32", "bfloat16"]))
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.option("--keep", is_flag=True, help="Leave the group up afterwards, until Ctrl-C.")
+@click.option("--record", type=click.Path(file_okay=False, path_type=Path), help="Write a record here.")
+def command(
+    model: str,
+    num_attention: int,
+    num_ffn: int,
+    runner: str,
+    transport: str,
+    dtype: str,
+    as_json: bool,
+    keep: bool,
+    record: Path | None,
+) -> int:
+    """Start a native vLLM and both roles of AFD on this host, ask the same questions, compare the answers.
+
+    Answers agree when their tokens are equal, or differ first where native's two likeliest tokens are closer than
+    1e-4; log-probabilities must agree within 1e-4. Exit code 0 when all agree, 71 when not.
+    """
+    layout = Layout(
+        model=model,
+        runner=runner,
+        topology=Topology(num_attention, num_ffn),
+        vllm_args=(
+            *("--dtype", dtype, "--max-model-len", str(MAX_MODEL_LEN)),
+            *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", "32"),
+        ),
+        afd_args=("--afd-transport", transport),
+    )
+    console = Console(stderr=as_json, highlight=False)
+    directory = Path(tempfile.mkdtemp(prefix="afd-smoke-"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    started = time.monotonic()
+    keep_logs = False
+    try:
+        with Smoke(layout, directory, _teller(console), api_port=_api_port() if keep else 0) as smoke:
+            try:
+                asyncio.run(_run(smoke))
+            except AFDError:
+                keep_logs = True
+                console.print(smoke.words(), markup=False)
+                console.print(f"logs: {directory}", markup=False)
+                raise
+            if keep and smoke.outcome.passed:
+                _stay(smoke, console)
+            smoke.stop()
+            outcome = smoke.outcome
+            keep_logs = not outcome.passed
+        if as_json:
+            click.echo(json.dumps(_as_data(layout, outcome), indent=2))
+        else:
+            console.print(_table(layout, outcome))
+            for problem in _problems(outcome):
+                console.print(f"[red]problem:[/red] {problem}")
+        if record is not None:
+            from afd.testing.smoke_record import write_record
+
+            console.print(f"record: {write_record(layout, outcome, started, record)}", markup=False)
+        return 0 if outcome.passed else 71
+    finally:
+        if keep_logs:
+            console.print(f"logs are kept in {directory}", markup=False)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _run(smoke: Smoke) -> None:
+    await smoke.start()
+    await smoke.compare()
+
+
+def _teller(console: Console) -> Any:
+    begin = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - begin:5.1f} s[/dim]  {text}")
+
+    return say
+
+
+def _stay(smoke: Smoke, console: Console) -> None:
+    url = smoke.group.attention.api_url
+    console.print(f"\nAFD serves [bold]{url}[/bold] (agent: {smoke.group.attention.agent_url}). Try:\n")
+    console.print(
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        '    -d \'{"model": "afd", "prompt": "Attention keeps", "max_tokens": 16}\'\n',
+        markup=False,
+    )
+    console.print("Ctrl-C ends it.")
+    try:
+        while all(role.exit_code is None for role in smoke.group.roles.values()):
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        console.print("stopping")
+        return
+    smoke.outcome.problems.append("a role ended while it was being kept: " + smoke.group.attention.error())
+
+
+def _api_port() -> int:
+    """vLLM's usual port when it is free."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", _API_PORT))
+        except OSError:
+            return 0
+    return _API_PORT
+
+
+def _problems(outcome: Outcome) -> list[str]:
+    return [f"{verdict.name}: {verdict.reason}" for verdict in outcome.comparison.failures] + outcome.problems
+
+
+def _as_data(layout: Layout, outcome: Outcome) -> dict[str, Any]:
+    comparison = outcome.comparison
+    return {
+        "passed": outcome.passed,
+        "model": layout.model,
+        "topology": str(layout.topology),
+        "runner": layout.runner,
+        "transport": outcome.transport,
+        "requests": len(comparison.verdicts),
+        "tokens": comparison.tokens,
+        "ties": comparison.ties,
+        "max_logprob_error": comparison.max_logprob_error,
+        "sent_tokens": outcome.sent_tokens,
+        "ffn_layers": outcome.ffn_layers,
+        "ffn_tokens": outcome.ffn_tokens,
+        "seconds": outcome.seconds,
+        "problems": _problems(outcome),
+    }
+
+
+def _table(layout: Layout, outcome: Outcome) -> Table:
+    comparison = outcome.comparison
+    table = Table(show_header=False, title="AFD smoke", title_justify="left")
+    table.add_row("model", f"{layout.model}, {layout.vllm_args[1]}")
+    table.add_row("group", f"{layout.topology}, runner {layout.runner}, transport {outcome.transport}")
+    table.add_row(
+        "tokens equal to native vLLM",
+        f"{comparison.tokens} tokens in {len(comparison.verdicts)} requests, {comparison.ties} ties, "
+        f"{len(comparison.failures)} failures",
+    )
+    table.add_row("largest log-probability error", f"{comparison.max_logprob_error:.1e}")
+    table.add_row(
+        "tokens computed by FFN",
+        f"{outcome.ffn_tokens} = {outcome.sent_tokens} × {outcome.ffn_layers} layers",
+    )
+    table.add_row("seconds", ", ".join(f"{name} {value:.1f}" for name, value in outcome.seconds.items()))
+    table.add_row("result", "[green]PASS[/green]" if outcome.passed else "[red]FAIL[/red]")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(command())

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One smoke run: both roles and a native reference on this host, the same questions to both, one verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from afd.agent.model_files import inspect, resolve
+from afd.errors import RoleFailedError
+from afd.testing.compare import Comparison, compare_all
+from afd.testing.completions import Answer, Question, ask_all
+from afd.testing.questions import again, one_at_a_time, sampled, together
+from afd.testing.stack import Group, Layout, Reference, SharedLauncher, metrics, status
+from afd.topology import Role
+
+READY_S = 180.0
+ANSWER_S = 120.0
+SETTLE_S = 3.0
+"""How long the last counters of a rank may take to arrive at its agent."""
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What a smoke run found. ``problems`` is empty when all is well; times are in seconds."""
+
+    comparison: Comparison = Comparison(())
+    problems: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    sent_tokens: int = 0
+    ffn_tokens: int = 0
+    ffn_layers: int = 0
+    transport: str = ""
+    epoch: str = ""
+    left_behind: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return self.comparison.agrees and not self.problems
+
+
+def questions() -> tuple[list[Question], list[Question]]:
+    """What is asked one after another, and what is asked all at once."""
+    return [*one_at_a_time(), *again(), *sampled()], together()
+
+
+async def ask_everything(url: str, model: str) -> list[Answer]:
+    """All questions of the run to one server."""
+    single, many = questions()
+    answers = await ask_all(url, model, single, concurrency=1, timeout_s=ANSWER_S)
+    return answers + await ask_all(url, model, many, concurrency=len(many), timeout_s=ANSWER_S)
+
+
+class Smoke:
+    """Runs in a directory of its own. Leaving it as a context manager ends every process that it started."""
+
+    def __init__(self, layout: Layout, directory: Path, say: Say, *, api_port: int = 0) -> None:
+        self._layout = layout
+        self._directory = directory
+        self._say = say
+        self._scope = ExitStack()
+        self._started = time.monotonic()
+        self.outcome = Outcome()
+        self.launcher = SharedLauncher(directory, layout.runner)
+        self._scope.callback(self.launcher.close)
+        self.group = Group(layout, directory, self.launcher.path, api_port)
+
+    def __enter__(self) -> Smoke:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._scope.close()
+
+    def _mark(self, what: str, since: float) -> float:
+        now = time.monotonic()
+        self.outcome.seconds[what] = round(now - since, 2)
+        return now
+
+    async def start(self) -> None:
+        """Bring up the native reference and both roles. Raises the AFDError of what failed."""
+        self._say("importing vLLM once; everything is forked from there")
+        clock = time.monotonic()
+        await asyncio.to_thread(self.launcher.wait)
+        clock = self._mark("import", clock)
+        self._say("starting native vLLM, the FFN role and the Attention role")
+        self._scope.enter_context(self.group)
+        self.group.start()
+        self.reference = await Reference.start(self._layout, self._directory, self.launcher.path)
+        try:
+            await asyncio.gather(self.reference.ready(READY_S), self.group.ready(READY_S))
+        except BaseException:
+            await self.reference.close()
+            raise
+        self._mark("start", clock)
+
+    async def compare(self) -> None:
+        """Ask both, judge, and check that every token crossed once and was computed once per layer."""
+        single, many = questions()
+        self._say(f"asking native vLLM {len(single) + len(many)} questions")
+        clock = time.monotonic()
+        try:
+            native = await ask_everything(self.reference.url, self._layout.served)
+        finally:
+            await self.reference.close()
+        clock = self._mark("native", clock)
+        self._say("asking AFD the same")
+        ours = await ask_everything(self.group.attention.api_url, self._layout.served)
+        self._mark("afd", clock)
+        self.outcome.comparison = compare_all([*single, *many], native, ours)
+        await self._count()
+
+    async def _count(self) -> None:
+        outcome = self.outcome
+        outcome.ffn_layers = inspect(resolve(self._layout.model)).num_layers
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            attention = await metrics(self.group.attention.agent_url)
+            ffn = await metrics(self.group.ffn.agent_url)
+            outcome.sent_tokens = int(attention.get("afd_tokens_total{kind=padded}", 0))
+            outcome.ffn_tokens = int(ffn.get("afd_ffn_tokens_total", 0))
+            if outcome.ffn_tokens == outcome.sent_tokens * outcome.ffn_layers > 0:
+                break
+            if time.monotonic() > deadline:
+                outcome.problems.append(
+                    f"FFN computed {outcome.ffn_tokens} tokens, expected {outcome.sent_tokens} × "
+                    f"{outcome.ffn_layers} layers"
+                )
+                break
+            await asyncio.sleep(0.2)
+        body = await status(self.group.attention.agent_url)
+        outcome.transport, outcome.epoch = body["transport"], body["epoch"]
+
+    def stop(self) -> None:
+        """Stop the group; it must end with code 0 on both sides and leave nothing in shared memory."""
+        clock = time.monotonic()
+        try:
+            codes = self.group.stop()
+        except RoleFailedError as error:
+            self.outcome.problems.append(str(error))
+            return
+        self._mark("stop", clock)
+        for role, code in codes.items():
+            if code != 0:
+                words = self.group.roles[role].error()
+                self.outcome.problems.append(f"{role} ended with code {code} instead of 0: {words}")
+        left = [path.name for path in Path("/dev/shm").glob(f"afd-{self.outcome.epoch[:12]}-*")]
+        self.outcome.left_behind = len(left)
+        if left:
+            self.outcome.problems.append(f"left in /dev/shm: {', '.join(left)}")
+        self.outcome.seconds["total"] = round(time.monotonic() - self._started, 2)
+
+    def words(self) -> str:
+        """The last lines of each role, for a failure."""
+        parts = []
+        for role in (Role.FFN, Role.ATTENTION):
+            if role in self.group.roles:
+                lines = self.group.roles[role].text().splitlines()[-25:]
+                parts.append(f"--- the last lines of {role}:\n" + "\n".join(lines))
+        return "\n".join(parts)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole AFD group and a native reference on this host, as real processes: what smoke runs and system tests use.
+
+One launcher imports vLLM once; the reference and both roles are forked from it. The reference is unmodified
+vLLM: no plugin is loaded, no argument of AFD's is given, and it gets the same threads, runner and dtype.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from afd.agent import cores, vllm_arguments
+from afd.agent.environment import cpu_environment
+from afd.agent.launch_protocol import LAUNCHER_VARIABLE, die_with_parent
+from afd.agent.launcher import Child, Launcher, describe_exit, start_launcher
+from afd.agent.plan import API_SERVER
+from afd.errors import PeerAbsentError, RoleFailedError
+from afd.topology import Role, Topology
+
+POLL_S = 0.05
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What to start. ``vllm_args`` go to both roles and to the reference alike."""
+
+    model: str
+    runner: str
+    topology: Topology
+    vllm_args: tuple[str, ...]
+    afd_args: tuple[str, ...] = ()
+    served: str = "afd"
+
+
+def base_environment() -> dict[str, str]:
+    """This process's environment without settings of AFD or of threads: a run decides them itself."""
+    drop = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("AFD_") and k not in drop}
+    if "AFD_CACHE_DIR" in os.environ:
+        kept["AFD_CACHE_DIR"] = os.environ["AFD_CACHE_DIR"]
+    return {**kept, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": kept.get("HF_HUB_OFFLINE", "1")}
+
+
+class SharedLauncher:
+    """A launcher process of its own, to be named in AFD_LAUNCHER by everything that should fork from it."""
+
+    def __init__(self, directory: Path, runner: str) -> None:
+        self.path = str(directory / f"launcher-{runner}")
+        self._log = open(directory / f"launcher-{runner}.log", "wb")  # noqa: SIM115 (closed in close)
+        environment = cpu_environment(base_environment(), runner=runner, threads=1, bind=cores.NOBIND)
+        self._process = start_launcher(self.path, environment, self._log.fileno())
+
+    def wait(self, timeout_s: float = 120.0) -> None:
+        """Wait until vLLM is imported. Raises RoleFailedError."""
+        deadline = time.monotonic() + timeout_s
+        while not os.path.exists(self.path):
+            if self._process.poll() is not None:
+                raise RoleFailedError(
+                    f"the launcher {describe_exit(self._process.returncode)}; see {self._log.name}"
+                )
+            if time.monotonic() > deadline:
+                raise RoleFailedError(f"vLLM was not imported within {timeout_s:.0f} s; see {self._log.name}")
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+class RoleProcess:
+    """`afd serve ROLE` as a subprocess, its output in a file."""
+
+    def __init__(
+        self,
+        role: Role,
+        layout: Layout,
+        directory: Path,
+        ports: Mapping[str, int],
+        *,
+        launcher: str | None,
+        program: Sequence[str] = ("-m", "afd.cli.main"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.role = role
+        self.agent_url = f"http://127.0.0.1:{ports[str(role)]}"
+        self.api_url = f"http://127.0.0.1:{ports['api']}"
+        self.log = directory / f"{role}.log"
+        argv = [sys.executable, *program, "serve", str(role), layout.model]
+        argv += ["--agent-host", "127.0.0.1", "--agent-port", str(ports[str(role)])]
+        argv += ["--afd-runner", layout.runner, "--afd-port", str(ports["rendezvous"])]
+        argv += ["--afd-num-attention-ranks", str(layout.topology.num_attention)]
+        argv += ["--afd-num-ffn-ranks", str(layout.topology.num_ffn), *layout.afd_args, *layout.vllm_args]
+        if role is Role.ATTENTION:
+            argv += ["--host", "127.0.0.1", "--port", str(ports["api"]), "--served-model-name", layout.served]
+        self.argv = tuple(argv)
+        environment = {**base_environment(), **(environment or {})}
+        if launcher is not None:
+            environment[LAUNCHER_VARIABLE] = launcher
+        self._output: IO[bytes] = open(self.log, "wb")  # noqa: SIM115 (closed in close)
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_role_process,
+        )
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+    def text(self) -> str:
+        """Everything the role said."""
+        return self.log.read_text(errors="replace")
+
+    def error(self) -> str:
+        """The line with which the role ended, "" when there is none."""
+        lines = [line for line in self.text().splitlines() if line.startswith("afd: error: ")]
+        return lines[-1].removeprefix("afd: error: ") if lines else ""
+
+    def signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit code. Raises RoleFailedError when the role runs on after ``timeout_s``."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise RoleFailedError(
+                f"{self.role} did not end within {timeout_s:.0f} s; see {self.log}"
+            ) from None
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+
+def _role_process() -> None:
+    os.setsid()
+    die_with_parent()
+
+
+@dataclass
+class Group:
+    """Both roles of one layout. A context manager: leaving it kills what still runs."""
+
+    layout: Layout
+    directory: Path
+    launcher: str | None = None
+    api_port: int = 0
+    programs: Mapping[Role, Sequence[str]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    roles: dict[Role, RoleProcess] = field(default_factory=dict)
+
+    def __enter__(self) -> Group:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.ports = {
+            "api": self.api_port or free_port(),
+            "rendezvous": free_port(),
+            "ffn": free_port(),
+            "attention": free_port(),
+        }
+        return self
+
+    def start(self, *roles: Role) -> None:
+        """Start these roles (default: FFN, then Attention)."""
+        for role in roles or (Role.FFN, Role.ATTENTION):
+            extra = {"program": self.programs[role]} if role in self.programs else {}
+            self.roles[role] = RoleProcess(
+                role,
+                self.layout,
+                self.directory,
+                self.ports,
+                launcher=self.launcher,
+                environment=self.environment,
+                **extra,
+            )
+
+    @property
+    def attention(self) -> RoleProcess:
+        return self.roles[Role.ATTENTION]
+
+    @property
+    def ffn(self) -> RoleProcess:
+        return self.roles[Role.FFN]
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until both roles are ready. Raises RoleFailedError with a role's own words when it ended."""
+        deadline = time.monotonic() + timeout_s
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            for role in self.roles.values():
+                while not await _answers(session, f"{role.agent_url}/readyz"):
+                    for other in self.roles.values():
+                        if other.exit_code is not None:
+                            raise RoleFailedError(
+                                f"{other.role} ended with code {other.exit_code}: {other.error() or other.log}"
+                            )
+                    if time.monotonic() > deadline:
+                        raise PeerAbsentError(
+                            f"{role.role} was not ready within {timeout_s:.0f} s; see {role.log}"
+                        )
+                    await asyncio.sleep(POLL_S)
+
+    def stop(self, timeout_s: float = 20.0) -> dict[Role, int]:
+        """Stop Attention, which ends FFN, and return the exit codes."""
+        self.attention.signal(signal.SIGTERM)
+        return {role: process.wait(timeout_s) for role, process in self.roles.items()}
+
+    def __exit__(self, *exception: object) -> None:
+        for role in self.roles.values():
+            role.close()
+
+
+class Reference:
+    """Native vLLM, forked from the shared launcher. Use inside one event loop; :meth:`close` kills it."""
+
+    def __init__(self, launcher: Launcher, child: Child, url: str) -> None:
+        self._launcher = launcher
+        self._child = child
+        self.url = url
+
+    @classmethod
+    async def start(cls, layout: Layout, directory: Path, launcher: str) -> Reference:
+        """Start it; the launcher must be ready. :meth:`ready` waits for the server."""
+        port = free_port()
+        model = _local(layout.model)
+        plan = cores.plan_threads(layout.topology.world_size)[-1]
+        environment = cpu_environment(
+            {**base_environment(), "VLLM_PLUGINS": ""},
+            runner=layout.runner,
+            threads=plan.threads,
+            bind=plan.bind,
+        )
+        arguments = vllm_arguments.parse(layout.vllm_args)
+        argv = [model, *vllm_arguments.native(arguments), "--host", "127.0.0.1", "--port", str(port)]
+        argv += ["--served-model-name", layout.served]
+        log = open(directory / "native.log", "w", encoding="utf-8")  # noqa: SIM115 (closed with the pump)
+
+        def write(line: str) -> None:
+            log.write(line + "\n")
+            log.flush()
+
+        connection = await Launcher.open(directory, environment, 120.0, path=launcher)
+        child = await connection.spawn("native vLLM", API_SERVER, argv, environment, write)
+        return cls(connection, child, f"http://127.0.0.1:{port}")
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until it answers. Raises RoleFailedError."""
+        deadline = time.monotonic() + timeout_s
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            while not await _answers(session, f"{self.url}/health"):
+                if self._child.exited.done():
+                    raise RoleFailedError(
+                        f"native vLLM {describe_exit(self._child.exited.result())}: "
+                        + "\n".join(self._child.tail[-5:])
+                    )
+                if time.monotonic() > deadline:
+                    raise RoleFailedError(f"native vLLM was not ready within {timeout_s:.0f} s")
+                await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        await self._launcher.close()
+
+
+def _local(model: str) -> str:
+    from afd.agent.model_files import resolve
+
+    return str(resolve(model))
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, asyncio.TimeoutError):
+        return False
+
+
+async def metrics(agent_url: str) -> dict[str, float]:
+    """The sum over all labels but ``kind`` and ``phase`` of every AFD counter: "afd_tokens_total{kind=real}"."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        async with session.get(f"{agent_url}/metrics") as response:
+            text = await response.text()
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k in ("kind", "phase", "direction", "state")}
+            name = sample.name + (
+                "{" + ",".join(f"{k}={v}" for k, v in labels.items()) + "}" if labels else ""
+            )
+            totals[name] = totals.get(name, 0.0) + sample.value
+    return totals
+
+
+async def status(agent_url: str) -> dict[str, Any]:
+    """The agent's ``/status``."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+        async with session.get(f"{agent_url}/status") as response:
+            body: dict[str, Any] = await response.json()
+    return body
