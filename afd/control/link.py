@@ -27,6 +27,7 @@ class Link:
         self._ready: deque[AnyMessage] = deque()
         self._turn = asyncio.Lock()
         self._eof = False
+        self._finishing = False
         sock: socket.socket | None = writer.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -49,7 +50,7 @@ class Link:
     def send(self, message: AnyMessage) -> None:
         """Queue one frame. A connection that is closing or clogged drops it; its reader will see the end."""
         data = encode(message)
-        if self._writer.is_closing():
+        if self._finishing or self._writer.is_closing():
             return
         if self._writer.transport.get_write_buffer_size() > BACKLOG:
             log.warning("%s reads nothing; closing its connection", self.name)
@@ -62,6 +63,7 @@ class Link:
 
         Closing at once could reset the connection, which throws away what the other side has not read yet.
         """
+        self._finishing = True
         try:
             if self._writer.can_write_eof():
                 self._writer.write_eof()

@@ -164,6 +164,9 @@ class Root(Control):
     async def close(self, reason: str) -> None:
         if self._closed is None:
             self._closed = reason
+            if self._hearsay is not None:
+                self._decide(self._hearsay)
+            self._stop_gathering()
             self._end_rounds(ClosedError(f"this side closed the control channel ({reason})"))
             if self.abort.cause is None and self._phase is _Phase.FORMED:
                 self._broadcast(self._bye(self.ranks, reason))
@@ -307,14 +310,14 @@ class Root(Control):
     # ---- messages ----------------------------------------------------------------------------------------
 
     def _handle(self, agent: _Agent, message: AnyMessage) -> None:
-        if isinstance(message, Heartbeat):
-            agent.state = message.state
-        elif not isinstance(message, (Offer, AbortNotice, Bye)):
+        if not isinstance(message, (Heartbeat, Offer, AbortNotice, Bye)):
             log.warning("%s sent an unexpected %s", names(agent.ranks), type(message).__name__)
-        elif message.epoch != self.epoch:
+        elif message.epoch != self.epoch and (message.epoch or not isinstance(message, Heartbeat)):
             who = names(agent.ranks)
             text = f"rank restarted: {who} speaks epoch {message.epoch}, the group is in epoch {self.epoch}"
             self._claim(Cause("PeerLostError", text, rank=str(agent.ranks[0]), host=agent.hello.host.name))
+        elif isinstance(message, Heartbeat):  # without an epoch until the group is complete
+            agent.state = message.state
         elif isinstance(message, Offer):
             if foreign := set(message.values) - {str(rank) for rank in agent.ranks}:
                 text = f"{names(agent.ranks)} offered {message.key!r} for {', '.join(sorted(foreign))}"
@@ -400,15 +403,23 @@ class Root(Control):
             self._decide(cause)
         elif self._hearsay is None:
             self._hearsay = cause
-            asyncio.get_running_loop().call_later(HEARSAY_S, self._decide, cause)
+            self._spawn(self._decide_later(cause))
+
+    async def _decide_later(self, cause: Cause) -> None:
+        await asyncio.sleep(HEARSAY_S)
+        self._decide(cause)
 
     def _decide(self, cause: Cause) -> None:
         if self.abort.cause is None:
             self._broadcast(AbortNotice(epoch=self.epoch, cause=cause))
             self._verdict(cause)
-            for gathering in self._gatherings.values():
-                gathering.timer.cancel()
+            self._stop_gathering()
         self._ended.set()
+
+    def _stop_gathering(self) -> None:
+        for gathering in self._gatherings.values():
+            gathering.timer.cancel()
+        self._gatherings.clear()
 
     def _broadcast(self, message: AnyMessage, without: _Agent | None = None) -> None:
         for agent in self._agents:

@@ -18,7 +18,7 @@ from typing import Any
 from afd.control.abort import Abort, Cause
 from afd.control.channel import READABLE, SOCKET_ENV, Connection, Deadline, Waker, socket_path
 from afd.control.messages import AbortNotice, AnyMessage, Attach, Attached, Bye, Gathered, Offer, Report
-from afd.errors import ClosedError, ConfigError, MisuseError, PeerLostError
+from afd.errors import AFDError, ClosedError, ConfigError, MisuseError, PeerLostError
 from afd.topology import Rank
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class RankSession:
             self._flush_report()
             try:
                 messages = self._connection.receive()
-            except MisuseError as error:
+            except AFDError as error:
                 self.abort.trigger(Cause("MisuseError", f"the agent broke the protocol: {error}"))
                 return
             for message in messages:

@@ -22,7 +22,8 @@ from tests.unit.control.agents import config_of, hello_of
 
 
 def say(event: str, detail: object = "") -> None:
-    print(f"{time.monotonic()} {event} {detail}", flush=True)
+    sys.stdout.write(f"{time.monotonic()} {event} {detail}\n")  # one write: another process prints there too
+    sys.stdout.flush()
 
 
 async def agent(role: str, port: int, deed: str, change: dict[str, Any]) -> None:

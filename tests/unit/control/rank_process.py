@@ -24,7 +24,7 @@ def main() -> None:
     if deed == "exchange":
         print(sorted(session.exchange("k", str(rank), 10.0).items()), flush=True)
     elif deed == "hold":  # PyDLL keeps the interpreter lock during the call
-        ctypes.PyDLL(None).sleep(2)
+        ctypes.PyDLL(None).usleep(1_300_000)
         print("held", flush=True)
         session.close("done")
         return
@@ -38,7 +38,8 @@ def main() -> None:
     seen = threading.Event()
     session.abort.subscribe(seen.set)
     seen.wait(30)
-    print(f"{time.monotonic()} {session.abort.cause}", flush=True)
+    sys.stdout.write(f"{time.monotonic()} {session.abort.cause}\n")  # one write: the agent prints there too
+    sys.stdout.flush()
     session.close("aborted")
 
 

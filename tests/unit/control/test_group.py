@@ -238,6 +238,18 @@ def test_hearsay_becomes_the_cause_when_nobody_knows_better() -> None:
     run(work)
 
 
+def test_a_failure_that_was_only_heard_of_is_told_even_when_its_reporter_leaves_at_once() -> None:
+    async def work(agents: Agents) -> None:
+        ffn, attention = await agents.pair()
+        report = asyncio.ensure_future(ffn.fail(Cause("PeerLostError", "closed", rank="A0", hearsay=True)))
+        await asyncio.sleep(0)
+        await ffn.close("done")
+        await asyncio.wait_for(report, 1)
+        assert str(await ended(attention)) == "A0: closed"
+
+    run(work)
+
+
 def test_an_exception_that_leaves_the_block_is_told_to_the_others() -> None:
     async def work(agents: Agents) -> None:
         async def broken() -> None:
@@ -332,12 +344,15 @@ def test_an_agent_that_was_stopped_itself_does_not_blame_its_peers() -> None:
     run(work)
 
 
-def test_a_frame_of_another_epoch_means_that_the_rank_restarted() -> None:
+@pytest.mark.parametrize(
+    "frame", [Offer(epoch="older", key="k", values={"A0": 1}, deadline_s=5.0), Heartbeat(epoch="older")]
+)
+def test_a_frame_of_another_epoch_means_that_the_rank_restarted(frame: Offer | Heartbeat) -> None:
     async def work(agents: Agents) -> None:
         ffn, attention = await agents.pair()
         link = joiner(attention)._link
         assert link is not None
-        link.send(Offer(epoch="older", key="k", values={"A0": 1}, deadline_s=5.0))
+        link.send(frame)
         cause = await ended(ffn)
         assert cause.message == f"rank restarted: A0 speaks epoch older, the group is in epoch {ffn.epoch}"
         assert cause.rank == "A0"

@@ -146,10 +146,10 @@ def test_a_mismatch_ends_both_processes_with_65_soon_after_the_later_start() -> 
 def test_heartbeats_survive_a_busy_machine_and_a_rank_process_that_holds_its_interpreter_lock() -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        with pair("hold", "hold") as (ffn, attention):  # 2 s, ten heartbeats of 0.2 s
+        with pair("hold", "hold") as (ffn, attention):  # 1.3 s, more than six heartbeats
             ffn.up(), attention.up()
             ffn.until("held"), attention.until("held")
-            time.sleep(1.0)
+            time.sleep(0.7)
             assert ffn.process.poll() is None is attention.process.poll()
             assert " end " not in "".join(ffn.lines + attention.lines)
     finally:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -244,9 +243,10 @@ def test_another_protocol_version_ends_both_sides_with_both_versions() -> None:
 
 def test_a_joiner_names_both_protocol_versions_too() -> None:
     async def work(agents: Agents) -> None:
-        async def newer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def newer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(MAGIC + b"\x02\x00\x00\x00\x01x")
-            await writer.drain()
+            await reader.read()
+            writer.close()
 
         async with await asyncio.start_server(newer, "127.0.0.1", agents.port):
             with pytest.raises(MismatchError, match=r"127.0.0.1:.* speaks protocol 2, this side speaks 1"):
@@ -303,7 +303,8 @@ def test_a_root_that_does_not_know_the_token_is_refused_by_the_joiner(tmp_path: 
             writer.write(encode(Challenge(nonce=b"n" * 16, token=True)))
             await reader.read(1 << 16)
             writer.write(encode(Waiting(missing=("A1",), elapsed_s=0.0, proof=b"guess")))
-            await writer.drain()
+            await reader.read()
+            writer.close()
 
         async with await asyncio.start_server(impostor, "127.0.0.1", agents.port):
             with pytest.raises(MismatchError, match=r"the token of 127.0.0.1:.* is not that of A0"):
@@ -373,10 +374,11 @@ def test_a_stranger_with_another_configuration_does_not_end_a_running_group() ->
     [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
-        os.urandom(200),
+        bytes(range(7, 207)),
         b"AFD\x01\xff\xff\xff\xff",
         encode(Heartbeat(epoch="e")),
     ],
+    ids=["silence", "http", "noise", "length", "heartbeat"],
 )
 def test_strangers_do_not_disturb_a_rendezvous_or_a_group(said: bytes) -> None:
     async def work(agents: Agents) -> None:

@@ -250,7 +250,7 @@ def test_a_process_that_leaves_with_a_goodbye_is_no_failure() -> None:
 
 def test_a_process_that_holds_its_interpreter_lock_for_long_is_not_lost() -> None:
     async def work(pair: Pair) -> None:
-        process = await pair.spawn(A0, "hold")  # ten heartbeats
+        process = await pair.spawn(A0, "hold")  # more than six heartbeats
         assert await line(process) == "held"
         assert await asyncio.wait_for(process.wait(), 5) == 0
         assert pair.attention.abort.cause is None is pair.ffn.abort.cause

@@ -322,12 +322,13 @@ def test_a_rank_that_is_not_expected_is_refused_and_the_channel_goes_on() -> Non
     [
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
-        os.urandom(64),
+        bytes(range(7, 71)),
         b"AFD\x02\x00\x00\x00\x01x",
         b"AFD\x01\x00\x0f\x00\x00",
         encode(Heartbeat(epoch=EPOCH)),
         encode(StepHello(epoch=EPOCH, rank="A0"))[:-3],
     ],
+    ids=["silence", "http", "noise", "protocol", "length", "heartbeat", "half"],
 )
 def test_strangers_do_not_disturb_a_running_channel(said: bytes) -> None:
     with listening() as listener:
