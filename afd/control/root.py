@@ -14,6 +14,7 @@ from typing import Any
 from afd.config import AFDConfig
 from afd.control.abort import Cause
 from afd.control.channel import prove, proven
+from afd.control.gather import Gatherings
 from afd.control.group import (
     Control,
     Notices,
@@ -66,13 +67,6 @@ class _Agent:
         self.lost = False
 
 
-class _Gathering:
-    def __init__(self, deadline_s: float, timer: asyncio.TimerHandle) -> None:
-        self.deadline_s, self.timer = deadline_s, timer
-        self.values: dict[str, Any] = {}
-        self.must_agree = False
-
-
 class _Phase(enum.Enum):
     FORMING = enum.auto()
     REFUSED = enum.auto()
@@ -96,7 +90,7 @@ class Root(Control):
         self._changed = asyncio.Event()
         self._detail = ""
         self._silence: Silence[_Agent] = Silence(self._heartbeat_s / 5)
-        self._gatherings: dict[str, _Gathering] = {}
+        self._gatherings = Gatherings(self.topology.ranks, self._complete, self._claim)
         self._hearsay: Cause | None = None
         self._ended = asyncio.Event()
         self._socket = listen(
@@ -166,7 +160,7 @@ class Root(Control):
             self._closed = reason
             if self._hearsay is not None:
                 self._decide(self._hearsay)
-            self._stop_gathering()
+            self._gatherings.stop()
             self._end_rounds(ClosedError(f"this side closed the control channel ({reason})"))
             if self.abort.cause is None and self._phase is _Phase.FORMED:
                 self._broadcast(self._bye(self.ranks, reason))
@@ -281,15 +275,16 @@ class Root(Control):
         return (Difference("rank", {**{str(r): "a rank that has no place here" for r in strange}, **mine}),)
 
     async def _listen_to(self, agent: _Agent) -> None:
+        text = closed_without_goodbye(agent.hello)
         try:
             while (message := await agent.link.receive()) is not None:
                 self._silence.beat(agent)
                 self._handle(agent, message)
         except AFDError as error:
-            self._lost(agent, f"the agent of {names(agent.ranks)} broke the protocol: {error}")
-            return
-        if agent.left is None:
-            self._lost(agent, closed_without_goodbye(agent.hello))
+            text = f"the agent of {names(agent.ranks)} broke the protocol: {error}"
+        finally:
+            if agent.left is None:
+                self._lost(agent, text)
 
     def _lost(self, agent: _Agent, text: str) -> None:
         self._silence.forget(agent)
@@ -323,7 +318,7 @@ class Root(Control):
                 text = f"{names(agent.ranks)} offered {message.key!r} for {', '.join(sorted(foreign))}"
                 self._claim(Cause("MisuseError", text, rank=str(agent.ranks[0])))
             else:
-                self._gather(message)
+                self._gatherings.add(message)
         elif isinstance(message, AbortNotice):
             self._claim(message.cause)
         else:
@@ -331,56 +326,18 @@ class Root(Control):
             self._silence.forget(agent)
             self._broadcast(self._bye(agent.ranks, message.reason), without=agent)
             self._goodbye(agent.ranks, message.reason)
-            for key in list(self._gatherings):
-                self._check_left(key)
+            self._gatherings.leave(agent.ranks, message.reason)
 
     def _offer(self, offer: Offer) -> None:
-        self._gather(offer)
+        self._gatherings.add(offer)
 
-    def _gather(self, offer: Offer) -> None:
-        gathering = self._gatherings.get(offer.key)
-        if gathering is None:
-            timer = asyncio.get_running_loop().call_later(offer.deadline_s, self._expire, offer.key)
-            gathering = self._gatherings[offer.key] = _Gathering(offer.deadline_s, timer)
-        gathering.values.update(offer.values)
-        gathering.must_agree |= offer.must_agree
-        if not self._owing(gathering):
-            del self._gatherings[offer.key]
-            gathering.timer.cancel()
-            self._complete(offer.key, gathering)
-        else:
-            self._check_left(offer.key)
-
-    def _owing(self, gathering: _Gathering) -> list[Rank]:
-        return [rank for rank in self.topology.ranks if str(rank) not in gathering.values]
-
-    def _complete(self, key: str, gathering: _Gathering) -> None:
-        if gathering.must_agree and (found := _differing(key, gathering.values)):
-            error = mismatch(found)
-            self._claim(Cause("MismatchError", str(error), differences=found))
-            return
+    def _complete(self, key: str, values: Mapping[str, Any]) -> None:
         try:
-            self._broadcast(Gathered(epoch=self.epoch, key=key, values=gathering.values))
-        except AFDError as error:
+            self._broadcast(Gathered(epoch=self.epoch, key=key, values=values))
+        except AFDError as error:  # together the values are too long for one message
             self._claim(Cause.of(error, str(self.ranks[0])))
             return
-        self._gathered(key, gathering.values)
-
-    def _expire(self, key: str) -> None:
-        if (gathering := self._gatherings.get(key)) is not None:
-            owing = self._owing(gathering)
-            text = (
-                f"{names(owing)} did not offer {key!r} within {gathering.deadline_s:g} s; "
-                f"{', '.join(sorted(gathering.values))} did"
-            )
-            self._claim(Cause("PeerLostError", text, rank=str(owing[0])))
-
-    def _check_left(self, key: str) -> None:
-        owing = self._owing(self._gatherings[key])
-        for agent in self._agents:
-            if agent.left is not None and (gone := [rank for rank in agent.ranks if rank in owing]):
-                text = f"{names(gone)} said goodbye ({agent.left}) but is needed for {key!r}"
-                self._claim(Cause("PeerLostError", text, rank=str(gone[0]), host=agent.hello.host.name))
+        self._gathered(key, values)
 
     # ---- decisions ---------------------------------------------------------------------------------------
 
@@ -413,13 +370,8 @@ class Root(Control):
         if self.abort.cause is None:
             self._broadcast(AbortNotice(epoch=self.epoch, cause=cause))
             self._verdict(cause)
-            self._stop_gathering()
+            self._gatherings.stop()
         self._ended.set()
-
-    def _stop_gathering(self) -> None:
-        for gathering in self._gatherings.values():
-            gathering.timer.cancel()
-        self._gatherings.clear()
 
     def _broadcast(self, message: AnyMessage, without: _Agent | None = None) -> None:
         for agent in self._agents:
@@ -437,15 +389,3 @@ class Root(Control):
     def _missing(self) -> list[Rank]:
         here = {*self.ranks, *(rank for agent in self._agents for rank in agent.ranks)}
         return [rank for rank in self.topology.ranks if rank not in here]
-
-
-def _differing(key: str, values: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Differences of an exchange that must agree; field by field when all values are maps."""
-    if all(isinstance(value, Mapping) for value in values.values()):
-        fields = sorted({str(name) for value in values.values() for name in value})
-        columns = {f"{key}.{f}": {r: str(v.get(f, "none")) for r, v in values.items()} for f in fields}
-    else:
-        columns = {key: {rank: str(value) for rank, value in values.items()}}
-    return tuple(
-        Difference(name, column) for name, column in columns.items() if len(set(column.values())) > 1
-    )

@@ -26,10 +26,10 @@ from afd.control.channel import (
     proven,
 )
 from afd.control.messages import AnyMessage, Bye, Refusal, Step, StepHello, StepReady
+from afd.control.ports import listen
 from afd.errors import (
     AFDError,
     ClosedError,
-    ConfigError,
     MismatchError,
     MisuseError,
     PeerAbsentError,
@@ -88,7 +88,8 @@ class StepListener:
         self._rank, self._epoch, self._token = rank, epoch, token
         self._expected = tuple(sorted(expected))
         self._abort, self._step_s = abort, step_s
-        self._listener = _listen(host)
+        self._listener = listen(host, 0, "the step channel", "give an address of this machine")
+        self._listener.setblocking(False)
         self.address = format_address(advertise or host, self._listener.getsockname()[1])
         self._sources: dict[Rank, _Source] = {}
         self._strangers: dict[int, _Stranger] = {}
@@ -394,13 +395,3 @@ def _refused(refusal: Refusal, target: Rank) -> AFDError:
 
 def _names(ranks: Collection[Rank]) -> str:
     return ", ".join(str(rank) for rank in ranks)
-
-
-def _listen(host: str) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        sock = socket.create_server((host, 0), family=family, backlog=256)
-    except OSError as error:
-        raise ConfigError(f"cannot listen for steps on {host}: {error}") from error
-    sock.setblocking(False)
-    return sock
