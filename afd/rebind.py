@@ -48,7 +48,7 @@ HOOKS: tuple[Hook, ...] = (
         "the worker takes its runner class from the configuration",
     ),
     Hook(
-        "the family's native module (afd.models.families)",
+        "the family's native module (afd.families)",
         "the class names of the row",
         "class",
         "afd.models.role.role_scope",

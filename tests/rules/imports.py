@@ -5,10 +5,11 @@
     L3  attention.ascend  ffn.ascend                                      leaves
     L2  attention  ffn  models  graphs  rebind  launch                    may import vLLM
     L1  connectors  ubatch  device                                        torch, no vLLM
-    L0  config topology errors pins support control plan observe agent    neither
+        agent                                                             L0, and connectors.shm without torch
+    L0  config topology errors pins families support control plan observe neither
 
-Imports point down or stay on their level. ``attention`` and ``ffn`` never import each other. ``testing`` sees L0 to
-L2 and is imported by ``cli.smoke`` and ``cli.qualify`` only; ``testing.tiny``, which makes the built-in models, is
+Imports point down or stay on their level. ``agent`` is a process of its own: it may use L0 and the files of
+``connectors.shm`` that need no torch; of L0 only ``testing.tiny`` imports it (the cache). ``attention`` and ``ffn`` never import each other. ``testing`` sees L0 to L2 and is imported by ``cli.smoke`` and ``cli.qualify`` only; ``testing.tiny``, which makes the built-in models, is
 plain L0 code that the agent and the CLI may use. An import inside a function or under ``TYPE_CHECKING`` counts too.
 """
 
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from tests.rules.sources import Source
 
 LAYERS = {
-    "errors": 0, "config": 0, "topology": 0, "pins": 0, "support": 0, "control": 0, "plan": 0, "observe": 0, "agent": 0,
+    "errors": 0, "config": 0, "topology": 0, "pins": 0, "families": 0, "support": 0, "control": 0, "plan": 0,
+    "observe": 0, "agent": 0,
     "connectors": 1, "ubatch": 1, "device": 1,
     "attention": 2, "ffn": 2, "models": 2, "graphs": 2, "rebind": 2, "launch": 2,
     "attention.ascend": 3, "ffn.ascend": 3,
@@ -44,6 +46,9 @@ OUTSIDE: dict[int, set[str]] = {
 }
 # Files below L3 that speak to the Ascend device or its operators.
 ASCEND_LEAVES = ("afd.attention.ascend", "afd.ffn.ascend", "afd.device.ascend", "afd.connectors.ascend_ops")
+# The agent removes what its ranks left in shared memory. The probe in test_imports.py shows that this loads no torch.
+AGENT = "afd.agent"
+AGENT_MAY_IMPORT = ("afd.connectors.shm",)
 
 USERS_OF_TESTING = ("afd.cli.smoke", "afd.cli.qualify")
 USERS_OF_TINY = ("afd.agent", "afd.cli", *USERS_OF_TESTING)
@@ -115,8 +120,10 @@ def upward(sources: Iterable[Source]) -> list[str]:
         except KeyError as error:
             found.append(f"{edge}: {error.args[0]} has no layer; place it in tests/rules/imports.py")
             continue
-        if there > here:
+        if there > here and not (within(importer, AGENT) and within(target, *AGENT_MAY_IMPORT)):
             found.append(f"{edge}: L{here} may not import L{there}")
+        elif here == 0 and within(target, AGENT) and not within(importer, AGENT, "afd.testing"):
+            found.append(f"{edge}: no other part of L0 imports the agent")
         elif _crosses(importer, target):
             found.append(f"{edge}: attention and ffn never import each other")
         elif within(target, "afd.testing") and not _may_use_testing(importer, target):

@@ -100,6 +100,15 @@ def _tree(**files: str) -> tuple[Source, ...]:
             {"afd__attention__a": "import afd.attention.ascend", "afd__attention__ascend": ""},
             "L2 may not import L3",
         ),
+        (
+            {"afd__agent__processes": "import afd.connectors.base", "afd__connectors__base": ""},
+            "L0 may not import L1",
+        ),
+        (
+            {"afd__control__hub": "import afd.connectors.shm.segment", "afd__connectors__shm__segment": ""},
+            "L0 may not import L1",
+        ),
+        ({"afd__observe__state": "import afd.agent.plan", "afd__agent__plan": ""}, "imports the agent"),
         ({"afd__novelty": "import afd.errors", "afd__errors": ""}, "has no layer"),
     ],
 )
@@ -117,6 +126,8 @@ def test_an_import_in_a_forbidden_direction_is_found(files: dict[str, str], says
             "afd__testing__tiny": "import afd.errors",
         },
         {"afd__attention__ascend": "from afd.attention import mixin", "afd__attention__mixin": ""},
+        {"afd__agent__processes": "import afd.connectors.shm.segment", "afd__connectors__shm__segment": ""},
+        {"afd__launch__server": "import afd.agent.launch_protocol", "afd__agent__launch_protocol": ""},
     ],
 )
 def test_an_import_in_an_allowed_direction_is_not_reported(files: dict[str, str]) -> None:
