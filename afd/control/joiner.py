@@ -194,6 +194,8 @@ class Joiner(Control):
         if self.abort.cause is None and self._claimed is None and self._link is not None:
             self._claimed = cause
             self._link.send(AbortNotice(epoch=self.epoch, cause=cause))
+        if self._root_left is not None or self._root_gone:  # nobody decides any more
+            self._end(self._claimed or cause)
         try:
             await asyncio.wait_for(self._ended.wait(), VERDICT_S)
         except asyncio.TimeoutError:

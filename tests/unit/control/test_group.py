@@ -277,6 +277,19 @@ def test_a_joiner_whose_root_does_not_decide_uses_its_own_cause() -> None:
     run(work)
 
 
+def test_a_failure_after_the_root_has_left_is_decided_at_once() -> None:
+    async def work(agents: Agents) -> None:
+        ffn, attention = await agents.pair()
+        await ffn.close("drained")
+        await until(lambda: bool(agents.seen["A0"].byes))
+        start = time.monotonic()
+        await attention.fail(Cause("RoleFailedError", "the engine died", rank="A0"))
+        assert time.monotonic() - start < 0.5
+        assert str(attention.abort.cause) == "A0: the engine died"
+
+    run(work)
+
+
 # ---- loss --------------------------------------------------------------------------------------------------
 
 
