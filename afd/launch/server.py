@@ -46,9 +46,9 @@ PRELOAD = (
     "vllm.model_executor.models.deepseek_v2",
     "vllm.model_executor.model_loader.default_loader",
     "afd.launch.api_server",
-    "afd.attention.worker",
-    "afd.ffn.process",
 )
+"""vLLM, and what starts it in a fork. Attention's worker and the FFN rank are not here, although that would save each a
+tenth of a second: the native reference is forked from here too, and no AFD code but that of the start may be in it."""
 
 
 def resolve(target: str) -> Callable[[Sequence[str]], None]:
@@ -78,7 +78,9 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
     apply_thread_environment()
     try:
         if other_runner:
-            raise ConfigError("this launcher has imported vLLM for the other model runner; start one for each")
+            raise ConfigError(
+                "this launcher has imported vLLM for the other model runner; start one for each"
+            )
         resolve(request["target"])(request["argv"])
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else (0 if leave.code is None else 1)

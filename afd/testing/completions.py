@@ -19,7 +19,10 @@ from afd.errors import PeerLostError
 
 @dataclass(frozen=True)
 class Question:
-    """One request. ``prompt`` is text or token ids; ``temperature`` None leaves it to the server's default (1)."""
+    """One request. ``prompt`` is text or token ids, for ``chat`` what the user says.
+
+    ``temperature`` None leaves it to the server's default (1). ``stop`` is a text that ends the answer.
+    """
 
     name: str
     prompt: str | tuple[int, ...]
@@ -28,50 +31,73 @@ class Question:
     seed: int | None = None
     stream: bool = False
     logprobs: int | None = 5
+    chat: bool = False
+    stop: str | None = None
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """The JSON body for ``/v1/completions``."""
+        """The JSON body for :attr:`path`."""
         body: dict[str, Any] = {
             "model": model,
-            "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
             "max_tokens": self.max_tokens,
             "ignore_eos": True,
             "return_token_ids": True,
             "stream": self.stream,
         }
-        if self.logprobs is not None:
+        if self.chat:
+            body["messages"] = [
+                {"role": "system", "content": "Answer in short words."},
+                {"role": "user", "content": self.prompt},
+            ]
+            body["logprobs"], body["top_logprobs"] = self.logprobs is not None, self.logprobs or 0
+        else:
+            body["prompt"] = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
             body["logprobs"] = self.logprobs
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.seed is not None:
-            body["seed"] = self.seed
+        for name, value in (("temperature", self.temperature), ("seed", self.seed), ("stop", self.stop)):
+            if value is not None:
+                body[name] = value
         return body
 
 
 @dataclass
 class Answer:
-    """What came back: token ids, the log-probability of each, and per position those of the likeliest tokens."""
+    """What came back: token ids, the log-probability of each, and per position those of the likeliest tokens.
+
+    ``finish`` is why it ended: "length", "stop" or "" while it has not.
+    """
 
     name: str
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[float]] = field(default_factory=list)
     text: str = ""
+    finish: str = ""
 
     def add(self, choice: dict[str, Any]) -> None:
-        """Append one chunk (or the whole) of a completion."""
-        self.tokens += choice["token_ids"] or []
-        self.text += choice["text"]
+        """Append one chunk (or the whole) of a completion, of a chat or not."""
+        said = choice.get("message") or choice.get("delta")
+        self.text += choice["text"] if said is None else said.get("content") or ""
+        self.tokens += choice.get("token_ids") or []
+        self.finish = choice["finish_reason"] or ""
         detail = choice["logprobs"]
-        if detail is not None:
+        if detail is None:
+            return
+        if said is None:
             self.logprobs += detail["token_logprobs"]
             self.top += [sorted(position.values(), reverse=True) for position in detail["top_logprobs"]]
+            return
+        for position in detail["content"]:
+            self.logprobs.append(position["logprob"])
+            self.top.append(sorted((other["logprob"] for other in position["top_logprobs"]), reverse=True))
 
 
 async def ask(session: aiohttp.ClientSession, url: str, model: str, question: Question) -> Answer:
     """Send one request and collect its whole answer. Raises PeerLostError with the server's words on an error."""
     answer = Answer(question.name)
-    async with session.post(f"{url}/v1/completions", json=question.body(model)) as response:
+    async with session.post(f"{url}{question.path}", json=question.body(model)) as response:
         if response.status != 200:
             raise PeerLostError(f"{url} answered {response.status}: {(await response.text())[:400]}")
         if not question.stream:

@@ -102,12 +102,14 @@ class RoleProcess:
         launcher: str | None,
         program: Sequence[str] = ("-m", "afd.cli.main"),
         environment: Mapping[str, str] | None = None,
+        model: str | None = None,
     ) -> None:
         self.role = role
+        self.model = model or layout.model
         self.agent_url = f"http://127.0.0.1:{ports[str(role)]}"
         self.api_url = f"http://127.0.0.1:{ports['api']}"
         self.log = directory / f"{role}.log"
-        argv = [sys.executable, *program, "serve", str(role), layout.model]
+        argv = [sys.executable, *program, "serve", str(role), self.model]
         argv += ["--agent-host", "127.0.0.1", "--agent-port", str(ports[str(role)])]
         argv += ["--afd-runner", layout.runner, "--afd-port", str(ports["rendezvous"])]
         argv += ["--afd-num-attention-ranks", str(layout.topology.num_attention)]
@@ -169,7 +171,10 @@ def _role_process() -> None:
 
 @dataclass
 class Group:
-    """Both roles of one layout. A context manager: leaving it kills what still runs."""
+    """Both roles of one layout. A context manager: leaving it kills what still runs.
+
+    ``programs`` replaces ``-m afd.cli.main`` of a role, ``models`` its model (both for tests of faults).
+    """
 
     layout: Layout
     directory: Path
@@ -177,6 +182,7 @@ class Group:
     api_port: int = 0
     programs: Mapping[Role, Sequence[str]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[Role, str] = field(default_factory=dict)
     roles: dict[Role, RoleProcess] = field(default_factory=dict)
 
     def __enter__(self) -> Group:
@@ -200,6 +206,7 @@ class Group:
                 self.ports,
                 launcher=self.launcher,
                 environment=self.environment,
+                model=self.models.get(role),
                 **extra,
             )
 
@@ -241,35 +248,42 @@ class Group:
 class Reference:
     """Native vLLM, forked from the shared launcher. Use inside one event loop; :meth:`close` kills it."""
 
-    def __init__(self, launcher: Launcher, child: Child, url: str) -> None:
+    def __init__(self, launcher: Launcher, child: Child, url: str, log: Path) -> None:
         self._launcher = launcher
         self._child = child
+        self.pid = child.pid
         self.url = url
+        self.log = log
 
     @classmethod
-    async def start(cls, layout: Layout, directory: Path, launcher: str) -> Reference:
-        """Start it; the launcher must be ready. :meth:`ready` waits for the server."""
+    async def start(
+        cls,
+        layout: Layout,
+        directory: Path,
+        launcher: str,
+        *,
+        target: str = API_SERVER,
+        arguments: Sequence[str] | None = None,
+    ) -> Reference:
+        """Start it; the launcher must be ready. :meth:`ready` waits for the server.
+
+        ``arguments`` replaces what follows the model, by default :func:`native_arguments`. ``target`` replaces the
+        function that it runs.
+        """
         port = free_port()
-        model = _local(layout.model)
-        plan = cores.plan_threads(layout.topology.world_size)[-1]
-        environment = cpu_environment(
-            {**base_environment(), "VLLM_PLUGINS": ""},
-            runner=layout.runner,
-            threads=plan.threads,
-            bind=plan.bind,
-        )
-        arguments = vllm_arguments.parse(layout.vllm_args)
-        argv = [model, *vllm_arguments.native(arguments), "--host", "127.0.0.1", "--port", str(port)]
-        argv += ["--served-model-name", layout.served]
-        log = open(directory / "native.log", "w", encoding="utf-8")  # noqa: SIM115 (closed with the pump)
+        argv = [_local(layout.model), *(native_arguments(layout) if arguments is None else arguments)]
+        argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", layout.served]
+        path = directory / "native.log"
+        log = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed with the pump)
 
         def write(line: str) -> None:
             log.write(line + "\n")
             log.flush()
 
+        environment = native_environment(layout)
         connection = await Launcher.open(directory, environment, 120.0, path=launcher)
-        child = await connection.spawn("native vLLM", API_SERVER, argv, environment, write)
-        return cls(connection, child, f"http://127.0.0.1:{port}")
+        child = await connection.spawn("native vLLM", target, argv, environment, write)
+        return cls(connection, child, f"http://127.0.0.1:{port}", path)
 
     async def ready(self, timeout_s: float) -> None:
         """Wait until it answers. Raises RoleFailedError."""
@@ -287,6 +301,19 @@ class Reference:
 
     async def close(self) -> None:
         await self._launcher.close()
+
+
+def native_arguments(layout: Layout) -> list[str]:
+    """What native vLLM is told besides its model, address and name: the layout's arguments, and no word of AFD."""
+    return vllm_arguments.native(vllm_arguments.parse(layout.vllm_args))
+
+
+def native_environment(layout: Layout) -> dict[str, str]:
+    """The environment of native vLLM: the threads and cores of one rank of the layout, and no plugin."""
+    plan = cores.plan_threads(layout.topology.world_size)[-1]
+    return cpu_environment(
+        {**base_environment(), "VLLM_PLUGINS": ""}, runner=layout.runner, threads=plan.threads, bind=plan.bind
+    )
 
 
 def _local(model: str) -> str:
