@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ from pathlib import Path
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE, die_with_parent
 from afd.errors import RoleFailedError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -67,6 +70,8 @@ class Launcher:
         if path is None:
             path = str(runtime / "launcher")
             process = start_launcher(path, environment)
+        elif not os.path.exists(path):
+            log.info("waiting for the launcher at %s (%s)", path, LAUNCHER_VARIABLE)
         started = asyncio.get_running_loop().time()
         while True:
             if process is not None and process.poll() is not None:
@@ -84,7 +89,9 @@ class Launcher:
             if waited > deadline_s:
                 if process is not None:
                     process.kill()
-                raise RoleFailedError(f"the launcher did not finish importing vLLM within {deadline_s:.0f} s")
+                raise RoleFailedError(
+                    f"the launcher at {path} did not finish importing vLLM within {deadline_s:.0f} s"
+                )
             await asyncio.sleep(0.05)
 
     async def spawn(

@@ -42,6 +42,7 @@ class Processes:
         self._leftovers = Leftovers()
         self._inflight = InflightFile(runtime / "inflight", create=True)
         self._observer: asyncio.Task[None] | None = None
+        self._ended = False
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -132,7 +133,13 @@ class Processes:
         return True
 
     async def end(self, epoch: str) -> None:
-        """Kill what is left of the tree, wait until it is gone, and remove what it left in shared memory."""
+        """Kill what is left of the tree, wait until it is gone, and remove what it left in shared memory.
+
+        Twice is fine.
+        """
+        if self._ended:
+            return
+        self._ended = True
         if self._observer is not None:
             self._observer.cancel()
         self._leftovers.observe([child.pid for child in self._children])

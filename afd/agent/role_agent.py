@@ -27,9 +27,10 @@ from afd.control import ports
 from afd.control.abort import Cause
 from afd.control.group import Control, Waiting
 from afd.control.handshake import transport as agreed_transport
-from afd.control.hub import Process, open_hub
+from afd.control.hub import LocalHub, Process, open_hub
 from afd.control.rendezvous import open_control
-from afd.errors import AFDError, PeerLostError, RoleFailedError
+from afd.errors import AFDError, RoleFailedError
+from afd.observe.state import State
 from afd.topology import Rank, Role
 
 log = logging.getLogger(__name__)
@@ -115,15 +116,20 @@ class RoleAgent:
             stopping = asyncio.create_task(self._stop.wait())
             aborting = asyncio.create_task(aborted.wait())
             try:
-                await asyncio.wait({starting, stopping, aborting}, return_when=asyncio.FIRST_COMPLETED)
+                ends: list[asyncio.Future[Any]] = [starting, stopping, aborting, self._left]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done() and not starting.cancelled() and starting.exception() is not None:
                     await self._blame(control, starting.exception())
-                if starting.done() and not aborted.is_set() and not self._stop.is_set():
+                if not aborted.is_set() and not self._stop.is_set():
                     await self._serve(control, processes, stopping, aborting)
                 if aborted.is_set():
                     await self._aborted(control, processes)
                 if self._stop.is_set():
-                    await self._stopped(control, processes)
+                    await self._stopped(control, hub, processes)
+            except BaseException:
+                # Before the hub closes: it would wait for the good-bye of processes that compute.
+                await processes.end(control.epoch)
+                raise
             finally:
                 for task in (starting, stopping, aborting):
                     task.cancel()
@@ -159,7 +165,10 @@ class RoleAgent:
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._left.done() and not self._stop.is_set() and control.abort.cause is None:
             if self._plan.role is Role.ATTENTION:
-                raise PeerLostError(f"FFN left: {self._left.result()}")
+                root = str(control.topology.root)
+                await control.fail(Cause("PeerLostError", f"it left ({self._left.result()})", rank=root))
+                await aborting
+                return
             log.info("Attention left: %s", self._left.result())
             await processes.wait(self._plan.config.timeouts.grace_s)
 
@@ -183,9 +192,15 @@ class RoleAgent:
         await processes.settle_requests(SETTLE_S)
         control.abort.check()
 
-    async def _stopped(self, control: Control, processes: Processes) -> None:
+    async def _stopped(self, control: Control, hub: LocalHub, processes: Processes) -> None:
         """A signal: let vLLM shut down, within the grace period."""
-        self._enter(control, "draining")
+        if self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY):
+            self._enter(control, "draining")
+        if (
+            self._plan.role is Role.FFN
+        ):  # Attention must hear that this is no failure before it loses its peer
+            await control.close("stopped by a signal")
+            await hub.close()
         if not await processes.terminate(self._plan.config.timeouts.grace_s):
             log.warning("the role did not end within %.0f s", self._plan.config.timeouts.grace_s)
         self.status.enter("stopped")

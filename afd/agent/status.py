@@ -49,6 +49,11 @@ class AgentStatus:
                 for close in self._closers:
                     close()
 
+    @property
+    def state(self) -> State:
+        """The state the role is in."""
+        return self._machine.state
+
     def on_close(self, close: Callable[[], object]) -> None:
         """Call ``close`` when the agent stops serving."""
         self._closers.append(close)
