@@ -9,8 +9,8 @@
     L0  config topology errors pins families support control plan observe neither
 
 Imports point down or stay on their level. ``agent`` is a process of its own: it may use L0 and the files of
-``connectors.shm`` that need no torch; of L0 only ``testing.tiny`` imports it (for the cache). ``attention`` and
-``ffn`` never import each other. ``testing`` sees L0 to L2 and is imported by ``cli.smoke`` and ``cli.qualify`` only;
+``connectors.shm`` that need no torch; of L0 only ``testing.tiny`` imports it (the cache). ``attention`` and ``ffn``
+never import each other. ``testing`` sees L0 to L2 and is imported by ``cli.smoke`` and ``cli.qualify`` only;
 ``testing.tiny``, which makes the built-in models, is plain L0 code that the agent and the CLI may use. An import
 inside a function or under ``TYPE_CHECKING`` counts too.
 """
