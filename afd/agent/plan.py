@@ -119,7 +119,7 @@ def plan_role(
             connector=config.connector,
             transport=config.transport,
             gate="attention" if config.compute_gate_on_attention else "ffn",
-            ids=False,
+            ids=family_of(fingerprint.architecture).needs_token_ids,
             ubatch={
                 "num_ubatches": config.ubatch.num_ubatches,
                 "decode_token_threshold": config.ubatch.decode_token_threshold,

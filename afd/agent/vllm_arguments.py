@@ -169,7 +169,11 @@ def features(arguments: VllmArguments) -> list[str]:
     """Names of the support matrix's features that vLLM's arguments ask for."""
     found = [name for flag, name in _FEATURES if arguments.enabled(flag)]
     found += [name for flag, name in _SIZES if arguments.integer(flag, 1) > 1]
-    if arguments.get("--load-format", "auto") not in _LOAD_FORMATS:
+    # Any other way to read a checkpoint takes tensors of the other role into memory before they can be left out.
+    lazy = arguments.get("--safetensors-load-strategy", "lazy") in ("lazy", "prefetch")
+    if arguments.get("--load-format", "auto") not in _LOAD_FORMATS or not lazy:
+        found.append("load_format")
+    if arguments.enabled("--model-loader-extra-config"):
         found.append("load_format")
     if arguments.get("--runner", "auto") == "pooling":
         found.append("pooling")

@@ -21,6 +21,7 @@ from afd.connectors.registry import connector
 from afd.connectors.shm.rings import spin_us
 from afd.control.session import RankSession
 from afd.errors import ConfigError
+from afd.families import family_of
 from afd.models.resolved import Resolved, resolve
 from afd.topology import Rank
 
@@ -74,6 +75,7 @@ def agree(vllm_config: VllmConfig, session: RankSession, rank: Rank, layers: tup
         max_tokens=resolved.max_tokens,
         layers=layers,
         abort=session.abort,
+        ids=family_of(resolved.architecture).needs_token_ids,
         num_ubatches=config.ubatch.num_ubatches,
         step_s=config.timeouts.step_s,
         spin_us=spin_us(topology.world_size),

@@ -194,7 +194,11 @@ FEATURES: Mapping[str, Feature] = {
         Feature("pooling", "--runner pooling", "only generation is split"),
         Feature("sleep_mode", "--enable-sleep-mode", "FFN would not sleep with Attention"),
         Feature("multi_node", "--nnodes", "the transport shm needs both roles on one host"),
-        Feature("load_format", "--load-format", "roles read safetensors; use auto, safetensors or dummy"),
+        Feature(
+            "load_format",
+            "--load-format, --safetensors-load-strategy, --model-loader-extra-config",
+            "roles read safetensors one tensor at a time; use auto, safetensors or dummy",
+        ),
         Feature(
             "structured_output",
             "response_format, guided decoding",
