@@ -46,6 +46,10 @@ def test_importing_any_l0_module_loads_neither_torch_nor_vllm(tmp_path: Path) ->
     assert _first_offender("torch,vllm,transformers,triton", modules, tmp_path) == ""
 
 
+def test_the_command_line_starts_without_torch_and_vllm(tmp_path: Path) -> None:
+    assert _first_offender("torch,vllm,transformers,triton", ["afd.cli.main", "afd.plugin"], tmp_path) == ""
+
+
 def test_importing_any_l1_module_does_not_load_vllm(tmp_path: Path) -> None:
     modules = [
         s.module
