@@ -103,6 +103,7 @@ class RoleProcess:
         program: Sequence[str] = ("-m", "afd.cli.main"),
         environment: Mapping[str, str] | None = None,
         model: str | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self.role = role
         self.model = model or layout.model
@@ -116,14 +117,14 @@ class RoleProcess:
         argv += ["--afd-num-ffn-ranks", str(layout.topology.num_ffn), *layout.afd_args, *layout.vllm_args]
         if role is Role.ATTENTION:
             argv += ["--host", "127.0.0.1", "--port", str(ports["api"]), "--served-model-name", layout.served]
-        self.argv = tuple(argv)
+        self.argv = (*argv, *arguments)
         environment = {**base_environment(), **(environment or {})}
         if launcher is not None:
             environment[LAUNCHER_VARIABLE] = launcher
         self._output: IO[bytes] = open(self.log, "wb")  # noqa: SIM115 (closed in close)
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            argv,
+            self.argv,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -173,7 +174,8 @@ def _role_process() -> None:
 class Group:
     """Both roles of one layout. A context manager: leaving it kills what still runs.
 
-    ``programs`` replaces ``-m afd.cli.main`` of a role, ``models`` its model (both for tests of faults).
+    For tests of faults: ``programs`` replaces ``-m afd.cli.main`` of a role, ``models`` its model; ``arguments`` come
+    after all others and ``environments`` on top of ``environment``. ``ports`` of an earlier group may be used again.
     """
 
     layout: Layout
@@ -183,11 +185,14 @@ class Group:
     programs: Mapping[Role, Sequence[str]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[Role, str] = field(default_factory=dict)
+    arguments: Mapping[Role, Sequence[str]] = field(default_factory=dict)
+    environments: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
+    ports: Mapping[str, int] = field(default_factory=dict)
     roles: dict[Role, RoleProcess] = field(default_factory=dict)
 
     def __enter__(self) -> Group:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.ports = {
+        self.ports = self.ports or {
             "api": self.api_port or free_port(),
             "rendezvous": free_port(),
             "ffn": free_port(),
@@ -205,8 +210,9 @@ class Group:
                 self.directory,
                 self.ports,
                 launcher=self.launcher,
-                environment=self.environment,
+                environment={**self.environment, **self.environments.get(role, {})},
                 model=self.models.get(role),
+                arguments=self.arguments.get(role, ()),
                 **extra,
             )
 
