@@ -34,6 +34,7 @@ class AttentionMixin:
 
     vllm_config: VllmConfig
     model: torch.nn.Module
+    afd_peer_class: type[Peer] = Peer
     afd_peer: Peer | None = None
     afd_phase: Phase = "eager"
     afd_real_tokens = 0
@@ -44,7 +45,7 @@ class AttentionMixin:
         with role_scope(model_family(self.vllm_config), Role.ATTENTION, hop):
             super().load_model(*args, **kwargs)  # type: ignore[misc]
         layers = remote_layers(self.model)
-        self.afd_peer = peer = Peer.connect(self.vllm_config, layers)
+        self.afd_peer = peer = self.afd_peer_class.connect(self.vllm_config, layers)
         hop.link, hop.last_layer = peer.link, layers[-1]
         self.model.forward = self._afd_forward(self.model.forward, hop, peer)
 

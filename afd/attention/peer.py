@@ -58,11 +58,16 @@ class Peer:
             published = crossing.exchange("steps", "")
             addresses = {Rank.parse(name): address for name, address in published.items() if address}
             sender.connect(addresses, timeouts.rendezvous_s)
-            link = crossing.connector.open_attention(crossing.spec, crossing.exchange)
+            link = cls.open_link(crossing)
         except BaseException as error:
             session.fail(error)
             raise
         return cls(crossing, sender, link)
+
+    @classmethod
+    def open_link(cls, crossing: Crossing) -> AttentionLink:
+        """This rank's end of the link; returns when every rank of both roles has opened its own."""
+        return crossing.connector.open_attention(crossing.spec, crossing.exchange)
 
     @contextmanager
     def step(self, phase: Phase, real: int, padded: int) -> Iterator[None]:

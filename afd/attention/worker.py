@@ -13,9 +13,12 @@ from afd.rebind import rebind
 class AttentionWorker(native.CPUWorker):
     """Both runner versions are bound for the moment in which the worker constructs its runner."""
 
+    afd_runner_v1: type[AttentionRunnerV1] = AttentionRunnerV1
+    afd_runner_v2: type[AttentionRunnerV2] = AttentionRunnerV2
+
     def init_device(self) -> None:
         with (
-            rebind(native, CPUModelRunner=AttentionRunnerV1),
-            rebind(native_v2, CPUModelRunner=AttentionRunnerV2),
+            rebind(native, CPUModelRunner=self.afd_runner_v1),
+            rebind(native_v2, CPUModelRunner=self.afd_runner_v2),
         ):
             super().init_device()
