@@ -16,6 +16,8 @@ import pytest
 from tests.rules.imports import ASCEND_LEAVES, within
 from tests.rules.sources import ROOT, checkout, python
 
+pytestmark = pytest.mark.timeout(300)  # imports all of vLLM, on a machine that may be busy
+
 VERSION = (ROOT / "VERSION").read_text(encoding="utf-8").strip()
 MODULES = [s.module for s in python(checkout()) if not within(s.module, *ASCEND_LEAVES)]
 DATA = sorted(
@@ -111,7 +113,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_every_module_imports_from_the_wheel(installed: Installed) -> None:
-    assert installed.python(IMPORT, str(installed.prefix), *MODULES, timeout_s=100) == []
+    assert installed.python(IMPORT, str(installed.prefix), *MODULES, timeout_s=240) == []
 
 
 def test_every_data_file_can_be_read_from_the_wheel(installed: Installed) -> None:
