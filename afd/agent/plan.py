@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from afd import support
@@ -34,7 +33,8 @@ _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 class RolePlan:
     """One role of one run. ``argv`` is what vLLM gets; ``environment`` what every process of the role gets.
 
-    ``target`` is the function its processes run; ``ranks`` those of this agent.
+    ``target`` is the function its processes run; ``ranks`` those of this agent; ``api_key`` what Attention's API server
+    wants to hear, "" when it asks for none.
     """
 
     role: Role
@@ -50,6 +50,7 @@ class RolePlan:
     agent_host: str
     agent_port: int
     served_model: str
+    api_key: str = field(default="", repr=False)
 
     @property
     def api_url(self) -> str:
@@ -74,6 +75,7 @@ def plan_role(
     Raises ConfigError or UnsupportedError; opens nothing but the checkpoint's files.
     """
     arguments = vllm_arguments.parse(vllm_argv)
+    vllm_arguments.check(arguments)
     runner = runner_of(environment)
     dummy = arguments.get("--load-format", "auto") == "dummy"
     directory = model_files.resolve(model, arguments.get("--revision") or None, weights=not dummy)
@@ -92,14 +94,15 @@ def plan_role(
     support.check(combination(config, arguments, fingerprint, runner))
     plans = cores.plan_threads(config.topology.world_size)
     mine = [plans[config.topology.world_rank(rank)] for rank in ranks]
-    served = arguments.get("--served-model-name") or model
+    served = arguments.values.get("--served-model-name") or (model,)
+    keys = arguments.values.get("--api-key") or (environment.get("VLLM_API_KEY", ""),)
     argv = [str(directory)] + vllm_arguments.complete(
         arguments,
         additional={"afd": to_json(config)},
         worker_class=WORKER_CLASS if role is Role.ATTENTION else None,
     )
     if role is Role.ATTENTION:
-        argv += ["--served-model-name", *served.split()] if not arguments.get("--served-model-name") else []
+        argv += ["--served-model-name", model] if not arguments.enabled("--served-model-name") else []
         argv += ["--middleware", "afd.agent.inflight.Inflight"]
     return RolePlan(
         role=role,
@@ -139,7 +142,8 @@ def plan_role(
         api_port=arguments.integer("--port", API_PORT),
         agent_host=agent_host,
         agent_port=agent_port,
-        served_model=served.split()[0],
+        served_model=served[0],
+        api_key=keys[0],
     )
 
 
@@ -154,9 +158,10 @@ def combination(
         transport=config.transport,
         runner=runner,
         family=family_of(fingerprint.architecture).name,
+        mode="graph" if arguments.enabled("--no-enforce-eager") else "eager",
         num_ubatches=ubatches,
         quantisation=fingerprint.quantisation,
-        dtype=fingerprint.dtype.split()[0],
+        dtype=fingerprint.dtype,
         gate="attention" if config.compute_gate_on_attention else "ffn",
         num_attention=config.num_attention_ranks,
         num_ffn=config.num_ffn_ranks,
@@ -198,8 +203,3 @@ def _ranks(role: Role, config: AFDConfig, arguments: VllmArguments) -> tuple[Ran
             f"{tensor} makes {data * tensor}; set --afd-num-attention-ranks {data * tensor}, or change the sizes"
         )
     return tuple(Rank(Role.ATTENTION, index) for index in range(topology.num_attention))
-
-
-def default_environment() -> dict[str, str]:
-    """This process's environment."""
-    return dict(os.environ)

@@ -236,8 +236,10 @@ class RoleAgent:
         """One real request, all the way through FFN. Readiness speaks of generation, not of an open port."""
         body = {"model": self._plan.served_model, "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0.0}
         timeout = aiohttp.ClientTimeout(total=self._plan.config.timeouts.step_s)
+        key = self._plan.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as session:
+            async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
                 async with session.post(f"{self._plan.api_url}/v1/completions", json=body) as response:
                     if response.status != 200:
                         raise RoleFailedError(

@@ -8,8 +8,10 @@ what vLLM's defaults get wrong for two roles on one host, unless the user set it
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from afd.errors import ConfigError, UnsupportedError
@@ -21,30 +23,77 @@ SHUTDOWN_S = 3
 """How long requests in flight may go on after a stop. vLLM's default of 0 kills the engine under its API server."""
 
 _ALIASES = {
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-dp": "--data-parallel-size",
-    "-pcp": "--prefill-context-parallel-size",
-    "-dcp": "--decode-context-parallel-size",
-    "-q": "--quantization",
-    "-cc": "--compilation-config",
-    "--compilation_config": "--compilation-config",
     "-O": "--optimization-level",
+    "-ac": "--attention-config",
     "-asc": "--api-server-count",
+    "-cc": "--compilation-config",
+    "-dc": "--diffusion-config",
+    "-dcp": "--decode-context-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpa": "--data-parallel-address",
+    "-dpb": "--data-parallel-backend",
+    "-dpe": "--data-parallel-external-lb",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpl": "--data-parallel-size-local",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-dpn": "--data-parallel-rank",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpr": "--data-parallel-start-rank",
+    "-ep": "--enable-expert-parallel",
     "-n": "--nnodes",
+    "-pcp": "--prefill-context-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
     "-r": "--node-rank",
+    "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
 }
+"""vLLM's short flags; a test compares them with its parser."""
+
+_ATTACHED = re.compile(r"(-O|-[a-z])=?(.+)", re.DOTALL)
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+
+
+@dataclass(frozen=True)
+class Given:
+    """One flag as it was given: ``path`` are the keys of ``--flag.key.key``, ``raw`` the words of the command line."""
+
+    flag: str
+    path: tuple[str, ...]
+    values: tuple[str, ...]
+    raw: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class VllmArguments:
-    """The arguments after MODEL. ``values`` maps canonical flags to their last value ("" for a bare flag)."""
+    """The arguments after MODEL, in order."""
 
-    argv: tuple[str, ...]
-    values: Mapping[str, str]
+    given: tuple[Given, ...]
+
+    @cached_property
+    def values(self) -> Mapping[str, tuple[str, ...]]:
+        """Canonical flags and the values of their last occurrence. Keys given with dots come as one JSON object."""
+        found: dict[str, tuple[str, ...]] = {}
+        for given in self.given:
+            opposite = (
+                given.flag.replace("--no-", "--")
+                if given.flag.startswith("--no-")
+                else f"--no-{given.flag[2:]}"
+            )
+            found.pop(opposite, None)
+            if not given.path:
+                found[given.flag] = given.values
+        for flag in {given.flag for given in self.given if given.path}:
+            merged = _object(flag, " ".join(found.get(flag, ())))
+            for given in self.given:
+                if given.flag == flag and given.path:
+                    _set(merged, given.path, given.values)
+            found[flag] = (json.dumps(merged),)
+        return found
 
     def get(self, flag: str, default: str = "") -> str:
-        return self.values.get(flag, default)
+        """The value of a flag, several joined by blanks; "" for a bare flag."""
+        return " ".join(self.values[flag]) if flag in self.values else default
 
     def integer(self, flag: str, default: int) -> int:
         """The value of a numeric flag. Raises ConfigError naming the flag when it is no integer."""
@@ -57,41 +106,63 @@ class VllmArguments:
             raise ConfigError(f"vLLM argument {flag}: {text!r} is not an integer") from error
 
     def mapping(self, flag: str) -> dict[str, Any]:
-        """The value of a JSON flag. Raises ConfigError when it is not a JSON object."""
-        text = self.get(flag)
-        if not text:
-            return {}
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"vLLM argument {flag}: not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ConfigError(f"vLLM argument {flag}: expected a JSON object, found {text}")
-        return value
+        """The value of a JSON flag, {} without it. Raises ConfigError when it is not a JSON object."""
+        return _object(flag, self.get(flag))
 
     def enabled(self, flag: str) -> bool:
-        """Whether a bare flag was given (and not negated by its ``--no-`` form afterwards)."""
+        """Whether a flag was given, and not negated by its ``--no-`` form afterwards."""
         return flag in self.values
 
     def without(self, *flags: str) -> list[str]:
-        """The arguments with every spelling of ``flags`` and their values removed."""
-        kept: list[str] = []
-        skipping = False
-        for argument in self.argv:
-            name, _, inline = argument.partition("=")
-            if argument.startswith("-") and not _is_number(argument):
-                skipping = _canonical(name) in flags and not inline
-                if _canonical(name) in flags:
-                    continue
-            elif skipping:
-                skipping = False
-                continue
-            kept.append(argument)
-        return kept
+        """The words of the command line with every spelling of ``flags`` and their values removed."""
+        return [word for given in self.given if given.flag not in flags for word in given.raw]
 
 
-def _is_number(text: str) -> bool:
-    return text[1:2].isdigit()
+def parse(argv: Sequence[str]) -> VllmArguments:
+    """Read vLLM's command line: ``--flag value …``, ``--flag=value``, bare ``--flag``, ``--flag.key value``, and
+    the short forms of flags.
+
+    What is a flag and what a value is decided as argparse does. Raises ConfigError for a positional argument, which
+    vLLM would take for a second model.
+    """
+    return VllmArguments(tuple(_read(argv)))
+
+
+def _read(argv: Sequence[str]) -> Iterator[Given]:
+    starts = [index for index, word in enumerate(argv) if _is_flag(word)]
+    ends = [*starts[1:], len(argv)]
+    if argv and (not starts or starts[0] > 0):
+        raise _unexpected(argv[0])
+    for start, end in zip(starts, ends, strict=False):
+        name, inline = _split(argv[start])
+        following = tuple(argv[start + 1 : end])
+        if inline is not None and following:
+            raise _unexpected(following[0])
+        flag, *path = name.split(".")
+        yield Given(
+            flag=_canonical(flag),
+            path=tuple(path),
+            values=following if inline is None else (inline,),
+            raw=tuple(argv[start:end]),
+        )
+
+
+def _is_flag(word: str) -> bool:
+    """A word that begins with "-", unless it is a number, "-" itself, or has a blank before any "="."""
+    return (
+        len(word) > 1 and word[0] == "-" and not _NUMBER.fullmatch(word) and " " not in word.partition("=")[0]
+    )
+
+
+def _split(word: str) -> tuple[str, str | None]:
+    """A flag's name and the value that is part of the same word, if any: ``--port=1``, ``-O3``, ``-qfp8``."""
+    name, equals, inline = word.partition("=")
+    if name.startswith("--") or name.partition(".")[0] in _ALIASES:
+        return name, inline if equals else None
+    attached = _ATTACHED.fullmatch(word)
+    if attached is not None and attached[1] in _ALIASES:
+        return attached[1], attached[2]
+    return name, inline if equals else None
 
 
 def _canonical(name: str) -> str:
@@ -100,27 +171,39 @@ def _canonical(name: str) -> str:
     return _ALIASES.get(name, name)
 
 
-def parse(argv: Sequence[str]) -> VllmArguments:
-    """Read flags of vLLM's command line: ``--flag value``, ``--flag=value`` and bare ``--flag``.
+def _unexpected(word: str) -> ConfigError:
+    return ConfigError(f"unexpected argument {word!r}: the model is given once, before vLLM's arguments")
 
-    Raises ConfigError for a positional argument, which vLLM would take for a second model.
-    """
-    values: dict[str, str] = {}
-    flag = ""
-    for argument in argv:
-        if argument.startswith("-") and not _is_number(argument):
-            name, _, inline = argument.partition("=")
-            flag = _canonical(name)
-            if flag.startswith("--no-") and f"--{flag[5:]}" in values:
-                del values[f"--{flag[5:]}"]
-            values[flag] = inline
-        elif flag:
-            values[flag] = f"{values[flag]} {argument}".strip() if values[flag] else argument
-        else:
-            raise ConfigError(
-                f"unexpected argument {argument!r}: the model is given once, before vLLM's arguments"
-            )
-    return VllmArguments(tuple(argv), values)
+
+def _object(flag: str, text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"vLLM argument {flag}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"vLLM argument {flag}: expected a JSON object, found {text}")
+    return value
+
+
+def _set(into: dict[str, Any], path: Sequence[str], values: Sequence[str]) -> None:
+    """``--flag.key value`` and, for a list, ``--flag.key+ value,value``."""
+    *parents, last = path
+    for key in parents:
+        inner = into.setdefault(key, {})
+        if not isinstance(inner, dict):
+            inner = into[key] = {}
+        into = inner
+    text = " ".join(values)
+    if last.endswith("+"):
+        before = into.get(last[:-1])
+        into[last[:-1]] = [*(before if isinstance(before, list) else []), *text.split(",")]
+        return
+    try:
+        into[last] = json.loads(text)
+    except ValueError:
+        into[last] = text
 
 
 def compilation_config(arguments: VllmArguments) -> dict[str, Any]:
@@ -131,7 +214,9 @@ def compilation_config(arguments: VllmArguments) -> dict[str, Any]:
     Raises UnsupportedError for any other explicit mode, and for asking for that kernel.
     """
     config = arguments.mapping("--compilation-config")
-    mode = config.setdefault("mode", 0)
+    if config.get("mode") is None:
+        config["mode"] = 0
+    mode = config["mode"]
     if str(mode).upper() not in ("0", "NONE"):
         raise UnsupportedError(
             f"compilation mode {mode}: torch.compile does not see the hop to FFN; only mode 0 (NONE) is supported "
@@ -175,7 +260,10 @@ def features(arguments: VllmArguments) -> list[str]:
         found.append("load_format")
     if arguments.enabled("--model-loader-extra-config"):
         found.append("load_format")
-    if arguments.get("--runner", "auto") == "pooling":
+    if arguments.get("--runner", "auto") == "pooling" or arguments.get("--convert", "auto") not in (
+        "auto",
+        "none",
+    ):
         found.append("pooling")
     wide = (
         arguments.integer("--tensor-parallel-size", 1) > 1
@@ -184,6 +272,23 @@ def features(arguments: VllmArguments) -> list[str]:
     if arguments.enabled("--enable-expert-parallel") and wide:
         found.append("sequence_parallel_moe")
     return found
+
+
+_REFUSED: Mapping[str, str] = {
+    "--model": "the model is given once, before vLLM's arguments",
+    "--config": "AFD does not read vLLM's configuration files; give what is in it as arguments",
+    "--headless": "Attention needs its API server",
+    "--grpc": "the agent asks the API server for its health over HTTP",
+    "--uds": "the agent asks the API server for its health over TCP; give --host and --port",
+    "--ssl-certfile": "the agent asks the API server for its health without TLS; put TLS in front of it",
+}
+
+
+def check(arguments: VllmArguments) -> None:
+    """Raises UnsupportedError for arguments that would blind the agent: about what it runs, or whether it is well."""
+    for flag, reason in _REFUSED.items():
+        if arguments.enabled(flag):
+            raise UnsupportedError(f"vLLM argument {flag}: {reason}")
 
 
 def native(arguments: VllmArguments) -> list[str]:

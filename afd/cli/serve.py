@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import click
 
 from afd.agent import vllm_arguments
-from afd.agent.environment import runner_of
+from afd.agent.environment import RUNNER_VARIABLE
 from afd.agent.plan import RolePlan, plan_role
 from afd.agent.role_agent import RoleAgent
 from afd.cli.options import afd_options, refuse_unknown, resolve
-from afd.errors import ConfigError
 from afd.observe.server import PORT
 from afd.topology import Role
 
@@ -90,12 +89,10 @@ def plan(
 ) -> RolePlan:
     """The role's plan from the command line and this process's environment. Raises ConfigError."""
     arguments = vllm_arguments.parse(vllm_args)
-    resolved = resolve(ctx, arguments.values.get("--additional-config"), role)
+    resolved = resolve(ctx, arguments.get("--additional-config") or None, role)
     environment = dict(os.environ)
     if afd_runner is not None:
-        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1" if afd_runner == "v2" else "0"
-    if runner_of(environment) not in ("v1", "v2"):
-        raise ConfigError("VLLM_USE_V2_MODEL_RUNNER must be 0 or 1")
+        environment[RUNNER_VARIABLE] = "1" if afd_runner == "v2" else "0"
     return plan_role(
         role,
         model,
