@@ -9,6 +9,7 @@ lives, and unlinks those that are still there, unused by anybody else, when it i
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import psutil
@@ -30,53 +31,70 @@ def mapped_by(pid: int) -> set[str]:
     return found
 
 
-def tree(pid: int) -> set[int]:
-    """A process and all its descendants. Empty when it is gone."""
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants, parents before their children. Empty when it is gone."""
     try:
         process = psutil.Process(pid)
-        return {pid, *(child.pid for child in process.children(recursive=True))}
+        return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return set()
+        return []
 
 
-def runs(pid: int) -> bool:
-    """Whether a process exists and is more than an entry its parent has not read yet."""
+def runs(process: psutil.Process) -> bool:
+    """Whether a process exists, is not another one with the same number, and is more than an entry that its parent
+    has not read yet."""
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def title(pid: int) -> str:
-    """What a process calls itself ("VLLM::EngineCore"); "a process" when it is gone."""
+def title(process: psutil.Process) -> str:
+    """What a process calls itself ("VLLM::EngineCore"); "" when it is gone."""
     try:
-        words = psutil.Process(pid).cmdline()
+        words = process.cmdline()
     except psutil.Error:
-        return "a process"
-    return words[0].strip().rpartition("/")[2] if words else "a process"
+        return ""
+    return words[0].strip().rpartition("/")[2] if words else ""
 
 
 class Leftovers:
-    """Remembers what the tree of a role mapped in /dev/shm."""
+    """Remembers the processes of a role's tree, and what they mapped in /dev/shm.
+
+    A process is known by its number and the time of its start: numbers are used again, and a role lives for weeks.
+    """
+
+    RECENT_S = 3.0
+    """How long a process that is gone may explain why another one went. Compilers and such come and go."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
-        self._pids: dict[int, str] = {}
+        self._titles: dict[psutil.Process, str] = {}
+        self._gone: dict[psutil.Process, float] = {}
 
     def observe(self, roots: list[int]) -> None:
         """Note what the trees below ``roots`` use now."""
         for root in roots:
-            for pid in sorted(tree(root)):
-                self._pids.setdefault(pid, f"{title(pid)} (process {pid})")
-                self._names |= mapped_by(pid)
+            for process in tree(root):
+                # Again each time: a forked process bears its parent's title until it chooses its own.
+                self._titles[process] = title(process) or self._titles.get(process, "")
+                self._names |= mapped_by(process.pid)
+        now = time.monotonic()
+        for process in [process for process in self._titles if not runs(process)]:
+            if now - self._gone.setdefault(process, now) > self.RECENT_S:
+                self._titles.pop(process, None)
+                self._gone.pop(process, None)
 
-    def alive(self) -> list[int]:
+    def alive(self) -> list[psutil.Process]:
         """Processes of the tree that still run."""
-        return [pid for pid in self._pids if runs(pid)]
+        return [process for process in list(self._titles) if runs(process)]
 
     def topmost_gone(self) -> tuple[int, str] | None:
-        """The first process of the tree (parents come before children) that does not run any more."""
-        return next(((pid, name) for pid, name in self._pids.items() if not runs(pid)), None)
+        """Number and name of the first process of the tree (parents come before children) that ended just now."""
+        for process, name in list(self._titles.items()):
+            if not runs(process):
+                return process.pid, f"{name or 'a process'} (process {process.pid})"
+        return None
 
     def remove(self) -> list[str]:
         """Unlink what the tree left, unless a living process outside it has it mapped. Returns the names."""
@@ -84,9 +102,9 @@ class Leftovers:
         if not candidates:
             return []
         in_use: set[str] = set()
-        for pid in psutil.pids():
-            if pid not in self._pids:
-                in_use |= mapped_by(pid) & candidates
+        for process in psutil.process_iter():
+            if process not in self._titles:
+                in_use |= mapped_by(process.pid) & candidates
         removed = sorted(candidates - in_use)
         for name in removed:
             Path(_SHM + name).unlink(missing_ok=True)

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
@@ -160,12 +163,11 @@ class Processes:
         deadline = time.monotonic() + timeout_s
         while alive := self._leftovers.alive():
             if time.monotonic() > deadline:
-                log.warning("processes %s did not end within %.0f s; killing them", alive, timeout_s)
-                for pid in alive:
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
+                pids = ", ".join(str(process.pid) for process in alive)
+                log.warning("processes %s did not end within %.0f s; killing them", pids, timeout_s)
+                for process in alive:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
                 return
             await asyncio.sleep(0.02)
 
