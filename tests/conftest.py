@@ -12,6 +12,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.lasting import LASTING
+
 # A busy machine makes single examples slow, which is no failure; CI runs the same examples every time.
 hypothesis.settings.register_profile("afd", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("afd")
@@ -54,9 +56,9 @@ def _processes() -> set[psutil.Process]:
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and not any(
-                h in " ".join(process.cmdline()) for h in _HELPERS
-            ):
+            if process.pid in LASTING or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if not any(helper in " ".join(process.cmdline()) for helper in _HELPERS):
                 found.add(process)
         except psutil.NoSuchProcess:
             continue

@@ -12,6 +12,8 @@ from afd.testing.completions import Question
 
 STEP_TOKENS = 64
 MAX_MODEL_LEN = 512
+LONG = 360
+"""Characters of a prompt that fills a block of vLLM's cache: 128 tokens on CPU. Only whole blocks are found again."""
 
 _SENTENCES = (
     "The quick brown fox jumps over the lazy dog.",
@@ -26,9 +28,9 @@ _SENTENCES = (
 
 
 def one_at_a_time() -> list[Question]:
-    """Asked one after another: plain prefill and decode, and a prompt longer than two steps."""
+    """Asked one after another: plain prefill and decode, and a prompt longer than three steps."""
     questions = [Question(f"single {i}", text, max_tokens=16) for i, text in enumerate(_SENTENCES[:4])]
-    questions.append(Question("chunked prefill", _long(0, 200), max_tokens=12))
+    questions.append(Question("chunked prefill", _long(0, LONG), max_tokens=12))
     return questions
 
 
@@ -43,10 +45,10 @@ def together() -> list[Question]:
 
 
 def again() -> list[Question]:
-    """Asked after :func:`one_at_a_time`: the long prompt's prefix is in the cache now."""
+    """Asked after :func:`one_at_a_time`: the first block of the long prompt is in the prefix cache now."""
     return [
-        Question("prefix cache, same prompt", _long(0, 200), max_tokens=12),
-        Question("prefix cache, longer prompt", _long(0, 260), max_tokens=12),
+        Question("prefix cache, same prompt", _long(0, LONG), max_tokens=12),
+        Question("prefix cache, longer prompt", _long(0, LONG + 40), max_tokens=12),
     ]
 
 

@@ -70,6 +70,7 @@ class SharedLauncher:
         self._log = open(directory / f"launcher-{runner}.log", "wb")  # noqa: SIM115 (closed in close)
         environment = cpu_environment(base_environment(), runner=runner, threads=1, bind=cores.NOBIND)
         self._process = start_launcher(self.path, environment, self._log.fileno())
+        self.pid = self._process.pid
 
     def wait(self, timeout_s: float = 120.0) -> None:
         """Wait until vLLM is imported. Raises RoleFailedError."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,15 +12,21 @@ from typing import Any
 
 import pytest
 
-from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS
-from afd.testing.stack import Group, Layout, SharedLauncher
+from afd.testing.completions import Answer, Question, ask_all
+from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS, one_at_a_time, sampled
+from afd.testing.stack import Group, Layout, Reference, SharedLauncher
 from afd.topology import Topology
+from tests.lasting import LASTING
+from tests.system.interview import ITERATIONS, Interview, Script, interview_native
 
+ROOT = Path(__file__).parents[2]
 MODEL = "builtin:tiny-deepseek-v2"
 VLLM_ARGS = (
     *("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN)),
     *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", "32"),
 )
+DETAILED = (*VLLM_ARGS, ITERATIONS)
+"""The same, and vLLM logs what is in each step."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,25 +36,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def layout(runner: str = "v2", model: str = MODEL, **changes: Any) -> Layout:
-    """1A1F of the builtin model, with what smoke gives to vLLM."""
-    return Layout(model=model, runner=runner, topology=Topology(1, 1), vllm_args=VLLM_ARGS, **changes)
+    """1A1F of the builtin model, with what smoke gives to vLLM unless ``vllm_args`` says otherwise."""
+    changes.setdefault("vllm_args", VLLM_ARGS)
+    return Layout(model=model, runner=runner, topology=Topology(1, 1), **changes)
 
 
 @pytest.fixture(scope="session")
 def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
     """The path of a launcher that has imported vLLM for a runner, to fork roles and references from."""
     with ExitStack() as scope:
+        # Targets and worker classes of this directory are imported by name in what is forked from the launcher.
+        patch = scope.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
         paths: dict[str, str] = {}
 
         def launcher(runner: str) -> str:
             if runner not in paths:
                 started = SharedLauncher(tmp_path_factory.mktemp("launcher"), runner)
                 scope.callback(started.close)
+                LASTING.add(started.pid)
                 started.wait()
                 paths[runner] = started.path
             return paths[runner]
 
         yield launcher
+
+
+@pytest.fixture(scope="session")
+def natives(
+    launchers: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Layout, Script], Interview]:
+    """Native vLLM's answers to a script. Each (layout, script) is asked once per session; no reference stays up."""
+    held: dict[tuple[Layout, Script], Interview] = {}
+
+    def interview(chosen: Layout, script: Script) -> Interview:
+        if (chosen, script) not in held:
+            directory = tmp_path_factory.mktemp("native")
+            held[chosen, script] = interview_native(chosen, directory, launchers(chosen.runner), script)
+        return held[chosen, script]
+
+    return interview
 
 
 @pytest.fixture
@@ -63,3 +92,28 @@ def groups(tmp_path: Path, launchers: Callable[[str], str]) -> Iterator[Callable
             return scope.enter_context(Group(chosen, tmp_path / f"group{made}", **changes))
 
         yield group
+
+
+@pytest.fixture(scope="session")
+def proofs(
+    tmp_path_factory: pytest.TempPathFactory, launchers: Callable[[str], str]
+) -> Callable[[str], tuple[list[Question], list[Answer]]]:
+    """A few questions that show a group to be healthy, with the answers of native vLLM on a runner."""
+    questions = [*one_at_a_time()[:2], sampled()[0]]
+    known: dict[str, list[Answer]] = {}
+
+    async def native(runner: str) -> list[Answer]:
+        chosen = layout(runner)
+        reference = await Reference.start(chosen, tmp_path_factory.mktemp("proofs"), launchers(runner))
+        try:
+            await reference.ready(60)
+            return await ask_all(reference.url, chosen.served, questions, concurrency=3, timeout_s=60)
+        finally:
+            await reference.close()
+
+    def proof(runner: str) -> tuple[list[Question], list[Answer]]:
+        if runner not in known:
+            known[runner] = asyncio.run(native(runner))
+        return questions, known[runner]
+
+    return proof

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AFD's tokens are those of native vLLM, for every kind of request, and each crosses once per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from afd.testing.stack import Group, Layout
+from tests.system.conftest import DETAILED, layout
+from tests.system.interview import (
+    Interview,
+    Script,
+    crossed,
+    full_script,
+    interview_group,
+    reasons,
+    report,
+    start,
+    stop,
+)
+
+LAYERS = 4
+
+Natives = Callable[[Layout, Script], Interview]
+Groups = Callable[..., Group]
+
+
+@pytest.mark.pairwise
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("runner", ["v2", "v1"])
+def test_every_kind_of_request_gets_the_tokens_of_native_vllm(
+    runner: str, groups: Groups, natives: Natives
+) -> None:
+    chosen = layout(runner, vllm_args=DETAILED)
+    script = full_script(runner)
+    native = natives(chosen, script)
+    group = start(groups(chosen))
+    ours = interview_group(group, script, native)
+    tokens = crossed(group, LAYERS)
+    stop(group)
+
+    comparison = ours.against(native)
+    mixed = sum(step.mixed for step in ours.steps)
+    most = max(step.prompts + step.decodes for step in ours.steps)
+    report(
+        f"tokens, runner {runner}",
+        comparison,
+        f"{len(ours.steps)} steps, {mixed} mixed, at most {most} requests in one, "
+        f"{ours.prefix_hits} tokens from the prefix cache, {tokens.sent} tokens × {LAYERS} layers = {tokens.computed}",
+    )
+    assert comparison.agrees, reasons(comparison)
+    assert len(script.together) == 24
+    for ours_, theirs in zip(ours.answers, native.answers, strict=True):
+        if ours_.tokens == theirs.tokens:
+            assert (ours_.text, ours_.finish) == (theirs.text, theirs.finish), ours_.name
+    assert ours.answer("stop string").finish == "stop"
+
+    # That all this was really exercised, in vLLM's own words.
+    assert sum(step.prompts for step in ours.steps) > len(ours.questions) + 1, (
+        "no prompt was prefilled in chunks"
+    )
+    assert mixed > 5, "no step had prompts and decodes"
+    assert most > 8, "requests were not batched"
+    assert ours.prefix_hits > 100, "the prefix cache was not hit"
+    assert {answer.finish for answer in ours.answers} == {"length", "stop"}
+
+    # What vLLM scheduled is what crossed, and what crossed was computed once by each layer.
+    assert tokens.real == sum(step.prompt_tokens + step.decode_tokens for step in ours.steps)
+    assert tokens.computed == tokens.sent * LAYERS
