@@ -10,6 +10,8 @@ import signal
 LAUNCHER_VARIABLE = "AFD_LAUNCHER"
 MAX_MESSAGE = 1 << 17
 """Bytes of one request or event: a whole environment fits."""
+ERROR = "afd: error: "
+"""How the last line of a process begins that ended with an AFDError."""
 
 _PR_SET_PDEATHSIG = 1
 

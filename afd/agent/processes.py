@@ -16,6 +16,7 @@ import psutil
 
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
+from afd.agent.launch_protocol import ERROR
 from afd.agent.launcher import Child, Launcher, describe_exit
 from afd.agent.leftovers import Leftovers
 from afd.agent.plan import RolePlan
@@ -23,6 +24,7 @@ from afd.connectors.shm.segment import sweep
 from afd.control.abort import Cause
 from afd.control.channel import SOCKET_ENV
 from afd.control.hub import Process
+from afd.errors import ConfigError
 from afd.topology import Role
 
 log = logging.getLogger(__name__)
@@ -104,11 +106,15 @@ class Processes:
 
     def exit_cause(self, child: Child) -> Cause:
         """The cause that the end of a process is, with the last thing it said when it left by itself."""
-        text = f"the {child.name} (process {child.pid}) {describe_exit(child.exited.result())}"
+        code, kind = child.exited.result(), "RoleFailedError"
         said = next((line.strip() for line in reversed(child.tail) if line.strip()), "")
-        if child.exited.result() >= 0 and said:
-            text += f"; its last words: {said[:300]}"
-        return Cause("RoleFailedError", text, rank=str(self._plan.ranks[0]), host=self._plan.hello.host.name)
+        if code == ConfigError.exit_code and said.startswith(ERROR):
+            kind, text = "ConfigError", said.removeprefix(ERROR)
+        else:
+            text = f"the {child.name} (process {child.pid}) {describe_exit(code)}"
+            if code >= 0 and said:
+                text += f"; its last words: {said[:300]}"
+        return Cause(kind, text, rank=str(self._plan.ranks[0]), host=self._plan.hello.host.name)
 
     async def settle_requests(self, timeout_s: float) -> None:
         """Wait until every request in flight has had its answer or its error, at most ``timeout_s``."""

@@ -15,13 +15,11 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.usage.usage_lib import UsageContext
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.network_utils import get_distributed_init_method, get_open_port
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
@@ -34,6 +32,7 @@ from afd.errors import AFDError
 from afd.families import Family
 from afd.ffn.counters import FFNCounters
 from afd.ffn.server import FFNServer
+from afd.launch.arguments import parse
 from afd.models.crossing import Crossing, agree
 from afd.models.role import model_family, role_scope
 from afd.topology import Rank, Role
@@ -42,12 +41,8 @@ INDEX_VARIABLE = "AFD_RANK_INDEX"
 
 
 def engine_config(argv: Sequence[str]) -> VllmConfig:
-    """vLLM's configuration from the arguments of ``vllm serve``."""
-    parser = make_arg_parser(FlexibleArgumentParser(prog="afd serve ffn"))
-    args = parser.parse_args(list(argv))
-    if args.model_tag is not None:
-        args.model = args.model_tag
-    return AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    """vLLM's configuration from the arguments of ``vllm serve``. Raises ConfigError for what vLLM does not know."""
+    return AsyncEngineArgs.from_cli_args(parse(argv)).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
 def bind_cores() -> None:

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm.entrypoints.cli.serve import ServeSubcommand
-from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.plugins import load_general_plugins
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from afd.launch.arguments import parse
 from afd.launch.children import forked_children
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve until vLLM's server ends. ``argv`` are the arguments of ``vllm serve``."""
+    """Serve until vLLM's server ends. ``argv`` are the arguments of ``vllm serve``. Raises ConfigError for others."""
     load_general_plugins()
-    parser = make_arg_parser(FlexibleArgumentParser(prog="afd serve attention"))
-    args = parser.parse_args(list(argv))
+    args = parse(argv)
     command = ServeSubcommand()
     command.validate(args)
     with forked_children():

@@ -28,7 +28,7 @@ from typing import Any
 
 from setproctitle import setproctitle
 
-from afd.agent.launch_protocol import MAX_MESSAGE
+from afd.agent.launch_protocol import ERROR, MAX_MESSAGE
 
 RUNNER_MARK = "TRITON_BACKENDS_IN_TREE"
 """Read by Triton while vLLM is imported: set for runner V1, not set for V2."""
@@ -85,7 +85,7 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else (0 if leave.code is None else 1)
     except AFDError as error:
-        print(f"afd: error: {error}", file=sys.stderr, flush=True)
+        print(f"{ERROR}{error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
