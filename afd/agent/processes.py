@@ -84,6 +84,10 @@ class Processes:
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)
 
+    async def look(self) -> None:
+        """Note who belongs to the tree now; otherwise this happens every :data:`OBSERVE_S`."""
+        await asyncio.to_thread(self._leftovers.observe, [child.pid for child in self._children])
+
     async def first_exit(self) -> Child:
         """Wait until a process the agent started ends."""
         await asyncio.wait([child.exited for child in self._children], return_when=asyncio.FIRST_COMPLETED)
@@ -178,9 +182,8 @@ class Processes:
             await asyncio.sleep(0.02)
 
     async def _observe(self) -> None:
-        roots = [child.pid for child in self._children]
         while True:
-            await asyncio.to_thread(self._leftovers.observe, roots)
+            await self.look()
             await asyncio.sleep(OBSERVE_S)
 
 

@@ -9,10 +9,12 @@ every agent), a process of the role that ends, or a peer that leaves on purpose.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +31,7 @@ from afd.control.group import Control, Waiting
 from afd.control.handshake import transport as agreed_transport
 from afd.control.hub import LocalHub, Process, open_hub
 from afd.control.rendezvous import open_control
-from afd.errors import AFDError, RoleFailedError
+from afd.errors import AFDError, ConfigError, RoleFailedError
 from afd.observe.state import State
 from afd.topology import Rank, Role
 
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """How long requests in flight may take to get their error before their server is killed."""
+PORT_S = 2.0
+"""How long the API server's port may still be in use."""
 POLL_S = 0.05
 _T = TypeVar("_T")
 
@@ -59,7 +63,7 @@ class RoleAgent:
             loop.add_signal_handler(number, self._on_signal, number)
         runtime = Path(tempfile.mkdtemp(prefix="afd-"))
         try:
-            self._check_api_port()
+            await self._check_api_port()
             async with self.status.serve():
                 await self._run(runtime)
         except AFDError as error:
@@ -148,6 +152,7 @@ class RoleAgent:
         else:
             await self._connected.wait()
             self._enter(control, "ready-to-warm")
+        await processes.look()  # by now every process has its name
         await control.exchange(
             "ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.rendezvous_s
         )
@@ -248,15 +253,22 @@ class RoleAgent:
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             raise RoleFailedError(f"the warm-up request failed: {error!r}") from error
 
-    def _check_api_port(self) -> None:
-        if self._plan.role is Role.ATTENTION:
-            probe = ports.listen(
-                self._plan.api_host or "0.0.0.0",
-                self._plan.api_port,
-                "the API server",
-                "choose another --port",
-            )
-            probe.close()
+    async def _check_api_port(self) -> None:
+        """Refuse a port in use before anything else happens. What is left of a role that was killed a moment ago may
+        hold it for a little longer: engine and worker are forked from the API server and inherit its socket."""
+        if self._plan.role is not Role.ATTENTION:
+            return
+        host, advice = self._plan.api_host or "0.0.0.0", "choose another --port"
+        deadline = time.monotonic() + PORT_S
+        while True:
+            try:
+                ports.listen(host, self._plan.api_port, "the API server", advice).close()
+                return
+            except ConfigError as error:
+                in_use = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+                if not in_use or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(POLL_S)
 
     # ---- what we hear -------------------------------------------------------------------------------------
 
