@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Roles that differ from AFD's in one respect, for tests: functions that :mod:`tests.system.program` gives to a role.
+
+They run in processes forked from a launcher, which imports them by name.
+"""
+
+FAULT_FILE = "TESTS_FAULT_FILE"
+"""Environment variable with the path of the file that says what :mod:`tests.system.variants.faults` does wrong now."""
+LAYER = 2
+"""In which layer."""
+ZERO = "zero the reply"
+SWAP = "swap two rows"
