@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from afd.testing import link_end, link_transfer
-from afd.testing.link_rig import SCENARIOS, MakeConnector, Rig
+from afd.testing.link_rig import SCENARIOS, MakeConnector, Rig, wait_for
 from afd.testing.ranks import RankContext, run_ranks
 
 __all__ = ["SCENARIOS", "MakeConnector", "check_link", "run"]
@@ -29,12 +29,16 @@ def _body(name: str, make: MakeConnector, context: RankContext) -> None:
     torch.set_num_threads(1)
     topology, function = SCENARIOS[name]
     rig = Rig(context, topology, make)
-    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    descriptors, threads = _descriptors(), threading.active_count()
     function(rig)
     gc.collect()
-    left = len(os.listdir("/proc/self/fd")) - descriptors
-    assert left <= 0, f"{left} file descriptors are left open"
-    assert threading.active_count() <= threads, f"threads are left: {threading.enumerate()}"
+    # The thread that told of an abort may still be on its way out of the callback that woke us.
+    wait_for(lambda: _descriptors() <= descriptors, "file descriptors to be closed")
+    wait_for(lambda: threading.active_count() <= threads, "threads to end")
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def run(name: str, make: MakeConnector) -> None:

@@ -149,7 +149,7 @@ def an_idle_link_fails_at_its_next_use(rig: Rig) -> None:
         rig.context.exchange("ready", None)
         link.begin(step)
         rig.context.lose("F0", told=True, after_s=0.0)
-        wait_for(lambda: rig.context.abort.cause is not None)
+        wait_for(lambda: rig.context.abort.cause is not None, "word of the loss")
         with raises(PeerLostError, "F0", within_s=0.2):
             link.send(Slot(0, 0), *rows_for(spec, step, Slot(0, 0), 0))
         with raises(PeerLostError, "F0", within_s=0.2):

@@ -189,10 +189,11 @@ def in_threads(*bodies: Callable[[], None]) -> None:
         raise errors[0]
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, limit_s: float = 5.0) -> None:
+    """Return as soon as ``condition`` holds. Raises :class:`AssertionError` naming ``what`` after ``limit_s``."""
     end = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
         time.sleep(0.005)
 
 

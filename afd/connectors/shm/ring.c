@@ -15,6 +15,7 @@
 // afd/connectors/shm/layout.py holds the same layout for Python; afd_ring_abi() lets the loader compare the two.
 
 #define _GNU_SOURCE
+#include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -141,13 +142,14 @@ static int await(afd_ring *r, uint32_t (*ready)(const afd_ring *)) {
   }
   afd_side *me = r->mine;
   atomic_store(&me->waiting, 1);
-  uint32_t bell = atomic_load(&me->bell);
-  atomic_thread_fence(memory_order_seq_cst);
-  rc = settled(r, ready);
-  if (rc == AFD_AGAIN) {
-    struct timespec slice = {(time_t)(r->slice_ns / 1000000000u), (long)(r->slice_ns % 1000000000u)};
-    syscall(SYS_futex, &me->bell, FUTEX_WAIT, bell, &slice, NULL, 0);
+  struct timespec slice = {(time_t)(r->slice_ns / 1000000000u), (long)(r->slice_ns % 1000000000u)};
+  for (int over = 0;;) {
+    uint32_t bell = atomic_load(&me->bell);
+    atomic_thread_fence(memory_order_seq_cst);
     rc = settled(r, ready);
+    if (rc != AFD_AGAIN || over) break;
+    // A bell that rang, or had rung before the sleep began, may have been for something else: look again.
+    over = syscall(SYS_futex, &me->bell, FUTEX_WAIT, bell, &slice, NULL, 0) != 0 && errno != EAGAIN;
   }
   atomic_store_explicit(&me->waiting, 0, memory_order_relaxed);
   return rc;
