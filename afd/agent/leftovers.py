@@ -91,10 +91,15 @@ class Leftovers:
 
     def topmost_gone(self) -> tuple[int, str] | None:
         """Number and name of the first process of the tree (parents come before children) that ended just now."""
-        for process, name in list(self._titles.items()):
+        for process in list(self._titles):
             if not runs(process):
-                return process.pid, f"{name or 'a process'} (process {process.pid})"
+                return process.pid, self.name(process.pid)
         return None
+
+    def name(self, pid: int) -> str:
+        """ "VLLM::Worker (process 12)", or "process 12" when it was never seen."""
+        found = next((name for process, name in list(self._titles.items()) if process.pid == pid), "")
+        return f"{found} (process {pid})" if found else f"process {pid}"
 
     def remove(self) -> list[str]:
         """Unlink what the tree left, unless a living process outside it has it mapped. Returns the names."""

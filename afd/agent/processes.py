@@ -96,10 +96,11 @@ class Processes:
     async def explain(self, process: Process) -> Cause:
         """Why an attached process closed its connection without a goodbye: the topmost process that is gone.
 
-        Looked at once, before those above it notice and leave by themselves.
+        Looked at once, before those above it notice and leave by themselves. When nobody is gone yet it is the process
+        itself: its connection closes a little before it ends.
         """
         rank = str(process.rank or self._plan.ranks[0])
-        pid, name = self._leftovers.topmost_gone() or (process.pid, f"process {process.pid}")
+        pid, name = self._leftovers.topmost_gone() or (process.pid, self._leftovers.name(process.pid))
         child = next((child for child in self._children if child.pid == pid), None)
         if child is not None:
             await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
