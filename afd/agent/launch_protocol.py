@@ -14,13 +14,15 @@ ERROR = "afd: error: "
 """How the last line of a process begins that ended with an AFDError."""
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)  # now: loading a library in a forked process may wait for ever
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to SIGKILL this process when the thread that forked it is gone (Linux)."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to SIGKILL this process when the thread that forked it is gone (Linux).
+
+    ``parent`` is the process that forked, as it said itself: when it is gone already, this process ends here.
+    """
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # the parent died before the request was in place
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

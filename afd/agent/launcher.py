@@ -18,12 +18,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE, die_with_parent
 from afd.errors import RoleFailedError
 
 log = logging.getLogger(__name__)
+
+FORK_S = 30.0
+"""How long a fork may take."""
 
 
 @dataclass
@@ -39,7 +43,8 @@ class Child:
 def describe_exit(code: int) -> str:
     """ "was killed by SIGKILL" or "exited with code 3"."""
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        known = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {known.get(-code, f'signal {-code}')}"
     return f"exited with code {code}"
 
 
@@ -102,7 +107,7 @@ class Launcher:
         environment: Mapping[str, str],
         write: Callable[[str], None],
     ) -> Child:
-        """Fork ``target`` ("module:function", called with ``argv``) with exactly this environment.
+        """Fork ``target`` ("module:function", called with ``argv``) with exactly this environment, in this directory.
 
         Its output arrives line by line at ``write``. Raises RoleFailedError when the launcher is gone.
         """
@@ -110,18 +115,33 @@ class Launcher:
         read_end, write_end = os.pipe()
         started: asyncio.Future[int] = loop.create_future()
         self._starting[name] = started
-        request = {"name": name, "target": target, "argv": list(argv), "env": dict(environment)}
+        request = {
+            "name": name,
+            "target": target,
+            "argv": list(argv),
+            "env": dict(environment),
+            "cwd": os.getcwd(),
+        }
         try:
             message = json.dumps(request).encode()
             if len(message) > MAX_MESSAGE:
-                raise RoleFailedError(f"the environment and arguments of {name} are {len(message)} bytes")
+                raise RoleFailedError(
+                    f"the environment and arguments of {name} are {len(message)} bytes; at most {MAX_MESSAGE} fit"
+                )
             socket.send_fds(self._connection, [message], [write_end, write_end])
+            pid = await asyncio.wait_for(started, FORK_S)
+        except asyncio.TimeoutError:
+            os.close(read_end)
+            raise RoleFailedError(f"the launcher did not start {name} within {FORK_S:.0f} s") from None
         except OSError as error:
             os.close(read_end)
             raise RoleFailedError(f"the launcher is gone: {error}") from error
+        except BaseException:
+            os.close(read_end)
+            raise
         finally:
             os.close(write_end)
-        pid = await asyncio.wait_for(started, 30)
+            self._starting.pop(name, None)
         child = self._children.setdefault(pid, Child(name, pid, loop.create_future()))
         reader = asyncio.create_task(self._pump(child, read_end, write))
         self._readers.add(reader)
@@ -134,9 +154,15 @@ class Launcher:
             lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb")
         )
         try:
-            while line := await stream.readline():
+            while True:
+                try:
+                    line = await stream.readline()
+                except ValueError:  # longer than the limit: what has arrived of it is dropped
+                    continue
+                if not line:
+                    return
                 text = line.decode(errors="replace").rstrip("\n")
-                child.tail = [*child.tail[-self.TAIL :], text]
+                child.tail = [*child.tail[1 - self.TAIL :], text]
                 write(text)
         finally:
             transport.close()
@@ -162,7 +188,8 @@ class Launcher:
         pid = event["pid"]
         child = self._children.setdefault(pid, Child(event["name"], pid, loop.create_future()))
         if event["event"] == "started":
-            self._starting.pop(event["name"]).set_result(pid)
+            if event["name"] in self._starting:
+                self._starting[event["name"]].set_result(pid)
         elif not child.exited.done():
             child.exited.set_result(event["code"])
 
@@ -180,28 +207,33 @@ class Launcher:
     async def close(self) -> None:
         """Kill what is left and let the launcher go."""
         self.release()
-        for reader in list(self._readers):
+        readers = list(self._readers)
+        for reader in readers:
             reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
         if self._process is not None:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
 
-def start_launcher(path: str, environment: Mapping[str, str], output: int = 2) -> subprocess.Popen[bytes]:
+def start_launcher(
+    path: str, environment: Mapping[str, str], output: int = 2, modules: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Start a launcher that listens at ``path`` when its imports are done, and dies with this process.
 
-    ``output`` is the file descriptor that its standard output and error go to.
+    ``output`` is the file descriptor that its standard output and error go to; ``modules`` replaces what it imports.
     """
     return subprocess.Popen(
-        [sys.executable, "-m", "afd.launch.server", path],
+        [sys.executable, "-m", "afd.launch.server", path, *modules],
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        preexec_fn=_launcher_process,
+        preexec_fn=partial(own_session, os.getpid()),
     )
 
 
-def _launcher_process() -> None:
+def own_session(parent: int) -> None:
+    """Between fork and exec of a child: no terminal's Ctrl-C, and no life after ``parent``."""
     os.setsid()
-    die_with_parent()
+    die_with_parent(parent)

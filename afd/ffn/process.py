@@ -7,7 +7,6 @@ There is no scheduler, no KV cache and no engine core here, so nothing of vLLM's
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -33,6 +32,7 @@ from afd.families import Family
 from afd.ffn.counters import FFNCounters
 from afd.ffn.server import FFNServer
 from afd.launch.arguments import parse
+from afd.launch.children import core_list, keep_to
 from afd.models.crossing import Crossing, agree
 from afd.models.role import model_family, role_scope
 from afd.topology import Rank, Role
@@ -45,11 +45,10 @@ def engine_config(argv: Sequence[str]) -> VllmConfig:
     return AsyncEngineArgs.from_cli_args(parse(argv)).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
-def bind_cores() -> None:
-    """Keep this process on the cores that VLLM_CPU_OMP_THREADS_BIND lists for it ("nobind": anywhere)."""
-    cores = {int(core) for core in re.findall(r"\d+", os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""))}
-    if cores:
-        os.sched_setaffinity(0, cores)
+def bind_cores(index: int) -> None:
+    """Keep FFN rank ``index`` on its cores of VLLM_CPU_OMP_THREADS_BIND, such as "0,1|2-3" ("nobind": anywhere)."""
+    lists = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "").split("|")
+    keep_to(core_list(lists[index] if index < len(lists) else ""))
 
 
 def load(vllm_config: VllmConfig, family: Family) -> nn.Module:
@@ -124,8 +123,8 @@ def main(argv: Sequence[str], process: type[RankProcess] = RankProcess) -> None:
     Raises the cause of the end of the epoch, which the launcher turns into this process's exit code.
     """
     load_general_plugins()
-    bind_cores()
     rank = Rank(Role.FFN, int(os.environ[INDEX_VARIABLE]))
+    bind_cores(rank.index)
     session = RankSession.attach(rank=rank)
     try:
         vllm_config = engine_config(argv)

@@ -31,6 +31,24 @@ _NAMES_GET_MP_CONTEXT = (
 )
 
 
+def core_list(text: str) -> set[int]:
+    """The cores of a list such as "0,2-4", "0 2" or "{0,2}"; empty for every other way to name them."""
+    found: set[int] = set()
+    for part in re.split(r"[ ,]+", text.strip(" {}")):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if ends is None:
+            return set()
+        found.update(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+    return found
+
+
+def keep_to(cores: set[int]) -> None:
+    """Run on those of ``cores`` that this process may use; anywhere when there are none."""
+    allowed = os.sched_getaffinity(0) & cores
+    if allowed:
+        os.sched_setaffinity(0, allowed)
+
+
 def apply_thread_environment() -> None:
     """Do by call what OpenMP would have read from the environment at start-up.
 
@@ -40,16 +58,25 @@ def apply_thread_environment() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         _NATIVE_SET_NUM_THREADS(int(threads))
-    places = os.environ.get("GOMP_CPU_AFFINITY") or os.environ.get("OMP_PLACES", "")
-    cores = {int(core) for core in re.findall(r"\d+", places)}
-    allowed = os.sched_getaffinity(0)
-    if cores & allowed:
-        os.sched_setaffinity(0, cores & allowed)
+    keep_to(core_list(os.environ.get("GOMP_CPU_AFFINITY") or os.environ.get("OMP_PLACES", "")))
 
 
-def after_fork() -> None:
-    """Registered with ``os.register_at_fork`` by the launcher: runs in every forked descendant."""
-    die_with_parent()
+_forking = 0
+"""The process that forked this one, set just before it does."""
+
+
+def register() -> None:
+    """From now on every process forked from this one, and from those, dies with its parent and has its own threads."""
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
+def _before_fork() -> None:
+    global _forking
+    _forking = os.getpid()
+
+
+def _after_fork() -> None:
+    die_with_parent(_forking)
     apply_thread_environment()
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher: imports vLLM once, then forks the processes of a role on request.
 
-    python -m afd.launch.server SOCKET
+    python -m afd.launch.server SOCKET [MODULE ...]
 
-It listens on a unix socket once the imports are done. Each connection (an agent) is served by a fork of its own,
-which forks that agent's processes, reports their exits, and kills them all when the connection closes: an agent
-that dies by SIGKILL takes its processes with it. Messages are JSON, one per packet; standard output and error of
-a child travel beside the request as file descriptors.
+It listens on a unix socket once the imports (of :data:`PRELOAD`, or of the modules named) are done. Each connection
+(an agent) is served by a fork of its own, which forks that agent's processes, reports their exits, and kills them all
+when the connection closes: an agent that dies by SIGKILL takes its processes with it. Messages are JSON, one per
+packet; standard output and error of a child travel beside the request as file descriptors.
 
 What it does not do: it opens no port, no process group and no AFD resource, and it starts no thread before it
 forks (OpenMP pools and threads do not survive a fork).
@@ -24,7 +24,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
@@ -71,6 +71,7 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.closerange(3, 4096)
+    os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = [request["name"], *request["argv"]]
@@ -83,7 +84,10 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
             )
         resolve(request["target"])(request["argv"])
     except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else (0 if leave.code is None else 1)
+        if leave.code is None or isinstance(leave.code, int):
+            return leave.code or 0
+        print(leave.code, file=sys.stderr)
+        return 1
     except AFDError as error:
         print(f"{ERROR}{error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -132,12 +136,12 @@ class Session:
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            code = 70
+            code = 1
             try:
                 code = run_child(request, stdout, stderr)
-            finally:
                 for stream in (sys.stdout, sys.stderr):
                     stream.flush()
+            finally:
                 os._exit(code)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -165,15 +169,16 @@ class Session:
             return  # the agent is gone; the next select sees it
 
 
-def main(argv: Sequence[str]) -> int:
-    (path,) = argv
+def main(argv: Sequence[str]) -> NoReturn:
+    """Serve at the socket ``argv[0]`` until killed."""
+    path, *modules = argv
     # First of all: it finds the memory of the command line only while the environment is untouched.
     setproctitle("afd::launcher")
-    for module in PRELOAD:
+    for module in modules or PRELOAD:
         importlib.import_module(module)
-    from afd.launch.children import after_fork
+    from afd.launch import children
 
-    os.register_at_fork(after_in_child=after_fork)
+    children.register()
     gc.collect()
     gc.freeze()  # keep the imported objects out of every child's collections, and their pages shared
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -196,4 +201,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

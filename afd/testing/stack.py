@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,8 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from afd.agent import cores, vllm_arguments
 from afd.agent.environment import cpu_environment
-from afd.agent.launch_protocol import LAUNCHER_VARIABLE, die_with_parent
-from afd.agent.launcher import Child, Launcher, describe_exit, start_launcher
+from afd.agent.launch_protocol import LAUNCHER_VARIABLE
+from afd.agent.launcher import Child, Launcher, describe_exit, own_session, start_launcher
 from afd.agent.plan import API_SERVER
 from afd.errors import PeerAbsentError, RoleFailedError
 from afd.topology import Role, Topology
@@ -130,7 +131,7 @@ class RoleProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            preexec_fn=_role_process,
+            preexec_fn=partial(own_session, os.getpid()),
         )
 
     @property
@@ -164,11 +165,6 @@ class RoleProcess:
             self.process.kill()
             self.process.wait()
         self._output.close()
-
-
-def _role_process() -> None:
-    os.setsid()
-    die_with_parent()
 
 
 @dataclass

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher forks in these tests."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+
+from afd.errors import MismatchError
+
+
+def succeed(argv: Sequence[str]) -> None:
+    print("done", *argv)
+
+
+def leave(argv: Sequence[str]) -> None:
+    sys.exit(int(argv[0]) if argv[0].isdigit() else argv[0])
+
+
+def leave_quietly(argv: Sequence[str]) -> None:
+    sys.exit()
+
+
+def interrupted(argv: Sequence[str]) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+
+def kill_itself(argv: Sequence[str]) -> None:
+    os.kill(os.getpid(), int(argv[0]))
+    time.sleep(30)
+
+
+def raise_error(argv: Sequence[str]) -> None:
+    raise ValueError("as the test asked")
+
+
+def raise_mismatch(argv: Sequence[str]) -> None:
+    raise MismatchError("two ranks differ")
+
+
+def _open_files() -> dict[str, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # the listing's own
+    return found
+
+
+def describe(argv: Sequence[str]) -> None:
+    """Everything about this process that its caller decides."""
+    print(
+        json.dumps(
+            {
+                "argv": sys.argv,
+                "env": dict(os.environ),
+                "cwd": os.getcwd(),
+                "files": _open_files(),
+                "session": os.getsid(0) == os.getpid(),
+                "threads": threading.active_count(),
+                "omp": torch.get_num_threads(),
+                "cores": sorted(os.sched_getaffinity(0)),
+                "title": open("/proc/self/cmdline").read().strip("\0"),  # noqa: SIM115
+                "ignored": [
+                    n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_DFL
+                ],
+            }
+        )
+    )
+
+
+def speak(argv: Sequence[str]) -> None:
+    """Lines on both streams, a line without an end, bytes that are no text, and a very long line."""
+    sys.stdout.write("out\n")
+    sys.stdout.flush()
+    sys.stderr.write("err\n")
+    sys.stderr.flush()
+    os.write(1, b"\xff broken\n")
+    os.write(1, b"x" * (3 << 20) + b"\n")
+    os.write(1, b"last, without an end")
+
+
+def family(argv: Sequence[str]) -> None:
+    """Fork a child with multiprocessing, which forks one itself; say all three numbers, then wait."""
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=_child, args=(argv,))
+    child.start()
+    print(f"root {os.getpid()}", flush=True)
+    time.sleep(600)
+
+
+def _child(argv: Sequence[str]) -> None:
+    grandchild = multiprocessing.get_context("fork").Process(target=_grandchild, args=(argv,))
+    grandchild.start()
+    print(f"child {os.getpid()}", flush=True)
+    time.sleep(600)
+
+
+def _grandchild(argv: Sequence[str]) -> None:
+    print(f"grandchild {os.getpid()}", flush=True)
+    time.sleep(600)
+
+
+def wait(argv: Sequence[str]) -> None:
+    print("waiting", flush=True)
+    time.sleep(600)
+
+
+def wait_for_term(argv: Sequence[str]) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+    print("waiting", flush=True)
+    time.sleep(600)
