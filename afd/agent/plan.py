@@ -55,8 +55,8 @@ class RolePlan:
     @property
     def api_url(self) -> str:
         """Where this host reaches Attention's API server."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.api_host, self.api_host)
-        return f"http://{host}:{self.api_port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.api_host, self.api_host)
+        return f"http://[{host}]:{self.api_port}" if ":" in host else f"http://{host}:{self.api_port}"
 
 
 def plan_role(

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a role agent decides before it opens anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afd import config as afd_config
+from afd.agent import cores
+from afd.agent.environment import cpu_environment, runner_of
+from afd.agent.plan import API_SERVER, FFN_RANK, WORKER_CLASS, RolePlan, plan_role, versions
+from afd.config import CAM_ASYNC
+from afd.errors import ConfigError, UnsupportedError
+from afd.testing import tiny
+from afd.testing.tiny import TinyModel
+from afd.topology import Rank, Role
+
+SMALL = TinyModel(
+    hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_layers=2, num_experts=4, shards=1
+)
+FLOAT32 = ("--dtype", "float32")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(SMALL, tmp_path_factory.mktemp("model of a plan") / "m")
+
+
+def planned(
+    model: Path | str,
+    role: Role = Role.ATTENTION,
+    argv: Sequence[str] = FLOAT32,
+    environment: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> RolePlan:
+    resolved = afd_config.resolve({}, {}, settings, role).config
+    return plan_role(
+        role, str(model), resolved, argv, environment or {}, agent_host="127.0.0.1", agent_port=9300
+    )
+
+
+def value(argv: Sequence[str], flag: str) -> str:
+    return argv[argv.index(flag) + 1]
+
+
+# ---- what both roles run ----------------------------------------------------------------------------------
+
+
+def test_attention_runs_vllms_server_with_the_worker_and_the_counter_of_afd(model: Path) -> None:
+    plan = planned(model)
+    assert plan.target == API_SERVER
+    assert plan.ranks == (Rank(Role.ATTENTION, 0),)
+    assert plan.argv[0] == str(model)
+    assert value(plan.argv, "--worker-cls") == WORKER_CLASS
+    assert value(plan.argv, "--middleware") == "afd.agent.inflight.Inflight"
+
+
+def test_ffn_runs_its_rank_without_worker_and_server(model: Path) -> None:
+    plan = planned(model, Role.FFN)
+    assert plan.target == FFN_RANK
+    assert plan.ranks == (Rank(Role.FFN, 0),)
+    assert not {"--worker-cls", "--middleware", "--served-model-name"} & set(plan.argv)
+
+
+def test_both_roles_say_the_same_about_everything_that_must_agree(model: Path) -> None:
+    from afd.control.handshake import differences
+
+    assert differences([planned(model, role).hello for role in Role]) == ()
+
+
+def test_a_target_of_a_test_replaces_the_function_that_processes_run(model: Path) -> None:
+    config = afd_config.resolve({}, {}, {}, Role.FFN).config
+    plan = plan_role(
+        Role.FFN, str(model), config, FLOAT32, {}, agent_host="", agent_port=1, target="my.module:main"
+    )
+    assert plan.target == "my.module:main"
+
+
+def test_the_hello_describes_model_layout_and_versions(model: Path) -> None:
+    hello = planned(model).hello
+    assert (hello.model.architecture, hello.model.hidden_size, hello.model.layers) == (
+        "DeepseekV2ForCausalLM",
+        32,
+        2,
+    )
+    assert (hello.model.experts, hello.model.top_k, hello.model.dtype) == (4, 2, "float32")
+    assert (hello.layout.num_attention, hello.layout.num_ffn, hello.layout.order) == (1, 1, "ffn_first")
+    assert (hello.gate, hello.ids, hello.runner, hello.transport) == ("ffn", False, "v2", "auto")
+    assert set(hello.versions) == {"protocol", "afd", "vllm", "torch"} == set(versions())
+    assert hello.host.pid == os.getpid()
+
+
+def test_the_configuration_travels_in_vllms_additional_config(model: Path) -> None:
+    plan = planned(
+        model, argv=(*FLOAT32, "--additional-config", '{"mine": [1], "afd": {"port": 1}}'), port=9444
+    )
+    found = json.loads(value(plan.argv, "--additional-config"))
+    assert found["mine"] == [1]
+    assert afd_config.resolve({}, {}, found["afd"]).config == plan.config
+    assert plan.config.port == 9444
+
+
+# ---- names, addresses, keys -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "names", "first"),
+    [
+        ((), None, None),
+        (("--served-model-name", "a"), ["a"], "a"),
+        (("--served-model-name", "a", "b"), ["a", "b"], "a"),
+    ],
+)
+def test_the_model_is_served_under_the_name_that_the_user_gave(
+    model: Path, argv: tuple[str, ...], names: list[str] | None, first: str | None
+) -> None:
+    plan = planned(model, argv=(*FLOAT32, *argv))
+    at = plan.argv.index("--served-model-name")
+    assert list(plan.argv[at + 1 : at + 1 + len(names or [""])]) == (names or [str(model)])
+    assert plan.served_model == (first or str(model))
+    assert plan.argv.count("--served-model-name") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "url"),
+    [
+        ((), "http://127.0.0.1:8000"),
+        (("--host", "0.0.0.0", "--port", "8001"), "http://127.0.0.1:8001"),
+        (("--host=::",), "http://[::1]:8000"),
+        (("--host", "10.0.0.7"), "http://10.0.0.7:8000"),
+        (("--host", "fd00::7"), "http://[fd00::7]:8000"),
+    ],
+)
+def test_the_agent_knows_where_to_reach_the_api_server(model: Path, argv: tuple[str, ...], url: str) -> None:
+    assert planned(model, argv=(*FLOAT32, *argv)).api_url == url
+
+
+def test_the_agent_asks_with_the_first_api_key(model: Path) -> None:
+    assert planned(model).api_key == ""
+    by_variable = planned(model, environment={"VLLM_API_KEY": "from-env"})
+    assert by_variable.api_key == "from-env"
+    plan = planned(model, argv=(*FLOAT32, "--api-key", "one", "two"), environment={"VLLM_API_KEY": "e"})
+    assert plan.api_key == "one"
+    assert "'from-env'" not in repr(replace(by_variable, environment={}))
+
+
+# ---- runner, threads, environment -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "runner"),
+    [
+        ({}, "v2"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "1"}, "v2"),
+        ({"VLLM_USE_V2_MODEL_RUNNER": "0"}, "v1"),
+    ],
+)
+def test_the_runner_is_the_users_choice_and_v2_without_one(
+    model: Path, environment: dict[str, str], runner: str
+) -> None:
+    plan = planned(model, environment=environment)
+    assert plan.hello.runner == runner_of(environment) == runner
+    assert plan.environment["VLLM_USE_V2_MODEL_RUNNER"] == ("1" if runner == "v2" else "0")
+    assert ("TRITON_BACKENDS_IN_TREE" in plan.environment) is (runner == "v1")
+
+
+@pytest.mark.parametrize("chosen", ["2", "yes", "", "v1"])
+def test_a_runner_that_does_not_exist_is_refused(model: Path, chosen: str) -> None:
+    with pytest.raises(ConfigError, match=r"VLLM_USE_V2_MODEL_RUNNER: .* is neither 0"):
+        planned(model, environment={"VLLM_USE_V2_MODEL_RUNNER": chosen})
+
+
+def test_each_role_gets_its_share_of_the_cores_and_the_same_number_of_threads(model: Path) -> None:
+    dealt = cores.plan_threads(2)
+    ffn, attention = planned(model, Role.FFN), planned(model, Role.ATTENTION)
+    assert ffn.environment["VLLM_CPU_OMP_THREADS_BIND"] == dealt[0].bind
+    assert attention.environment["VLLM_CPU_OMP_THREADS_BIND"] == dealt[1].bind
+    assert ffn.environment["OMP_NUM_THREADS"] == attention.environment["OMP_NUM_THREADS"]
+
+
+def test_what_the_user_put_into_the_environment_is_kept() -> None:
+    mine = {"OMP_NUM_THREADS": "7", "VLLM_CPU_OMP_THREADS_BIND": "3", "VLLM_MLA_DISABLE": "0", "X": "y"}
+    found = cpu_environment(mine, runner="v2", threads=2, bind="0,1")
+    assert {name: found[name] for name in mine} == mine
+    assert found["TORCHDYNAMO_DISABLE"] == "1"
+
+
+def test_the_mark_of_runner_v1_does_not_survive_a_change_to_v2() -> None:
+    v1 = cpu_environment({}, runner="v1", threads=1, bind="nobind")
+    assert "TRITON_BACKENDS_IN_TREE" not in cpu_environment(v1, runner="v2", threads=1, bind="nobind")
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "settings", "says"),
+    [
+        (("--dtype", "half"), {}, "dtype float16 is not supported"),
+        (("--dtype", "float8"), {}, "dtype float8 is not supported"),
+        (("--quantization", "fp8"), {}, "quantisation fp8 is not supported"),
+        (("--enable-lora",), {}, r"lora \(--enable-lora\) is not supported"),
+        (("-sc.method", "ngram"), {}, "speculative"),
+        (("--enable-eplb",), {}, "eplb"),
+        (("--kv-transfer-config", "{}"), {}, "kv_transfer"),
+        (("--enable-sleep-mode",), {}, "sleep_mode"),
+        (("-pp", "2"), {}, "pipeline_parallel"),
+        (("-pcp", "2"), {}, "prefill_context_parallel"),
+        (("-dcp", "2"), {}, "decode_context_parallel"),
+        (("-n", "2"), {}, "multi_node"),
+        (("--load-format", "gguf"), {}, "load_format"),
+        (("--runner", "pooling"), {}, "pooling"),
+        (("--enable-dbo",), {}, "ubatches 2 is not supported"),
+        (("--no-enforce-eager",), {}, "mode graph is not supported"),
+        (("-cc.mode", "3"), {}, "torch.compile does not see the hop"),
+        (("--worker-cls", "x.Y"), {}, "worker class is AFD's own"),
+        (("--headless",), {}, "--headless"),
+        (("--config", "c.yaml"), {}, "--config"),
+        (("-tp", "2"), {}, "num_attention_ranks is 1, but .* makes 2"),
+        (("-dp", "2"), {}, "num_attention_ranks is 1, but .* makes 2"),
+        (("-tp", "2"), {"num_attention_ranks": 2}, "layout 2A1F is not supported"),
+        ((), {"ubatch": {"num_ubatches": 2}}, "ubatches 2 is not supported"),
+        ((), {"connector": CAM_ASYNC, "compute_gate_on_attention": True, "async": True}, "connector"),
+        ((), {"transport": "cam"}, "transport cam is not supported"),
+        ((), {"transport": "collective"}, "transport collective is not supported"),
+        ((), {"on_loss": "rejoin"}, "on_loss rejoin is not supported"),
+        ((), {"compute_gate_on_attention": True}, "gate attention is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused_before_anything_is_opened(
+    model: Path, argv: tuple[str, ...], settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        planned(model, argv=(*FLOAT32, *argv), **settings)
+
+
+def test_a_model_of_another_family_is_refused_with_those_that_exist(model: Path, tmp_path: Path) -> None:
+    other = Path(tmp_path / "other")
+    other.mkdir()
+    for path in model.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM has no AFD family; supported: Deepseek"):
+        planned(other)
+
+
+def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
+    assert planned(tmp_path, argv=(*FLOAT32, "--load-format", "dummy")).model == tmp_path
+    with pytest.raises(ConfigError):
+        planned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [("auto", "bfloat16"), ("float", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")],
+)
+def test_the_dtype_in_the_hello_is_the_one_vllm_will_use(model: Path, asked: str, dtype: str) -> None:
+    assert planned(model, argv=("--dtype", asked)).hello.model.dtype == dtype
+
+
+def test_the_functions_that_processes_run_and_the_middleware_exist() -> None:
+    for name in (API_SERVER, FFN_RANK):
+        module, _, function = name.partition(":")
+        path = Path(import_module("afd").__file__ or "").parent.joinpath(*module.split(".")[1:])
+        assert f"def {function}(" in path.with_suffix(".py").read_text()
