@@ -138,6 +138,12 @@ class Processes:
                 os.kill(child.pid, signal.SIGTERM)
         return await self.wait(timeout_s)
 
+    def kill(self) -> None:
+        """SIGKILL to the processes the agent started; their descendants die with them."""
+        for child in self._children:
+            if not child.exited.done():
+                os.kill(child.pid, signal.SIGKILL)
+
     async def wait(self, timeout_s: float) -> bool:
         """Wait for the role's processes to end by themselves; True when all did within ``timeout_s``."""
         waiting = [child.exited for child in self._children if not child.exited.done()]

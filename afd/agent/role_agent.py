@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ class RoleAgent:
         self._stop = asyncio.Event()
         self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._connected = asyncio.Event()
-        self._signals = 0
+        self._hurry: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """Run the role to its end. Returns after a stop that was asked for; raises the AFDError that ended it."""
@@ -82,6 +82,7 @@ class RoleAgent:
         if control is None:
             return
         processes = Processes(plan, runtime)
+        self._hurry = processes.kill
         error: BaseException | None = None
         try:
             self.status.joined(control)
@@ -201,9 +202,8 @@ class RoleAgent:
         """A signal: let vLLM shut down, within the grace period."""
         if self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY):
             self._enter(control, "draining")
-        if (
-            self._plan.role is Role.FFN
-        ):  # Attention must hear that this is no failure before it loses its peer
+        if self._plan.role is Role.FFN:
+            # Attention must hear that this is no failure before it loses its peer.
             await control.close("stopped by a signal")
             await hub.close()
         if not await processes.terminate(self._plan.config.timeouts.grace_s):
@@ -277,8 +277,11 @@ class RoleAgent:
         control.set_state(state)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self._signals += 1
-        log.info("%s: stopping", signal.Signals(number).name)
+        if self._stop.is_set():
+            log.info("%s again: ending at once", signal.Signals(number).name)
+            self._hurry()
+            return
+        log.info("%s: stopping; a second signal ends the role at once", signal.Signals(number).name)
         self._stop.set()
 
     def _on_waiting(self, waiting: Waiting) -> None:
