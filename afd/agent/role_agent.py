@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,11 +98,10 @@ class RoleAgent:
             else:
                 await self._leave(forming, error)
 
-    async def _leave(self, forming: object, error: BaseException) -> None:
+    async def _leave(self, forming: AbstractAsyncContextManager[Control], error: BaseException) -> None:
         """Close the control channel with the error that ended the epoch, whatever the channel makes of it."""
-        exit_ = type(forming).__aexit__  # type: ignore[attr-defined]
         try:
-            await exit_(forming, type(error), error, error.__traceback__)
+            await forming.__aexit__(type(error), error, error.__traceback__)
         except AFDError as again:
             log.debug("closing the control channel: %s", again)
 
@@ -194,7 +194,8 @@ class RoleAgent:
 
     async def _aborted(self, control: Control, processes: Processes) -> None:
         """Requests in flight get their error, then the role ends with the root cause."""
-        self.status.enter("failed")
+        assert control.abort.cause is not None
+        self.status.failed(control.abort.cause.error())
         await processes.settle_requests(SETTLE_S)
         control.abort.check()
 

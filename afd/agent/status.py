@@ -59,19 +59,19 @@ class AgentStatus:
         self._closers.append(close)
 
     def enter(self, state: str) -> None:
-        """Go to a state; the way to ``ready`` passes all states between, however short they are."""
-        target = State(state)
-        if self._machine.state.final:
-            return
-        if target is State.FAILED:
-            self._machine.fail(self._last_error or "")
-            return
+        """Go to a state; the way to ``ready`` passes all states between, however short they are.
+
+        A role that drains or has ended does not become ready any more. Use :meth:`failed` for ``failed``.
+        """
+        target, here = State(state), self._machine.state
         if target in _ORDER:
-            here = _ORDER.index(self._machine.state)
-            for step in _ORDER[here + 1 : _ORDER.index(target)]:
+            if here not in _ORDER:
+                return
+            for step in _ORDER[_ORDER.index(here) + 1 : _ORDER.index(target)]:
                 if step is not State.CAPTURING:
                     self._machine.to(step)
-        self._machine.to(target)
+        if not here.final:
+            self._machine.to(target)
 
     def joined(self, control: Control) -> None:
         """The group is complete."""
@@ -79,7 +79,9 @@ class AgentStatus:
         self.waiting_for = ()
 
     def failed(self, error: AFDError) -> None:
-        """The role ends with ``error``."""
+        """The role ends with ``error``. The first one counts."""
+        if self._last_error is not None:
+            return
         self._last_error = str(error)
         if isinstance(error, MismatchError):
             for difference in error.differences:
