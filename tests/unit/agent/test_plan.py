@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,35 +16,11 @@ import pytest
 from afd import config as afd_config
 from afd.agent import cores
 from afd.agent.environment import cpu_environment, runner_of
-from afd.agent.plan import API_SERVER, FFN_RANK, WORKER_CLASS, RolePlan, plan_role, versions
+from afd.agent.plan import API_SERVER, FFN_RANK, WORKER_CLASS, versions
 from afd.config import CAM_ASYNC
 from afd.errors import ConfigError, UnsupportedError
-from afd.testing import tiny
-from afd.testing.tiny import TinyModel
 from afd.topology import Rank, Role
-
-SMALL = TinyModel(
-    hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_layers=2, num_experts=4, shards=1
-)
-FLOAT32 = ("--dtype", "float32")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build(SMALL, tmp_path_factory.mktemp("model of a plan") / "m")
-
-
-def planned(
-    model: Path | str,
-    role: Role = Role.ATTENTION,
-    argv: Sequence[str] = FLOAT32,
-    environment: Mapping[str, str] | None = None,
-    **settings: Any,
-) -> RolePlan:
-    resolved = afd_config.resolve({}, {}, settings, role).config
-    return plan_role(
-        role, str(model), resolved, argv, environment or {}, agent_host="127.0.0.1", agent_port=9300
-    )
+from tests.unit.agent.plans import FLOAT32, planned
 
 
 def value(argv: Sequence[str], flag: str) -> str:
@@ -54,38 +30,34 @@ def value(argv: Sequence[str], flag: str) -> str:
 # ---- what both roles run ----------------------------------------------------------------------------------
 
 
-def test_attention_runs_vllms_server_with_the_worker_and_the_counter_of_afd(model: Path) -> None:
-    plan = planned(model)
+def test_attention_runs_vllms_server_with_the_worker_and_the_counter_of_afd(checkpoint: Path) -> None:
+    plan = planned(checkpoint)
     assert plan.target == API_SERVER
     assert plan.ranks == (Rank(Role.ATTENTION, 0),)
-    assert plan.argv[0] == str(model)
+    assert plan.argv[0] == str(checkpoint)
     assert value(plan.argv, "--worker-cls") == WORKER_CLASS
     assert value(plan.argv, "--middleware") == "afd.agent.inflight.Inflight"
 
 
-def test_ffn_runs_its_rank_without_worker_and_server(model: Path) -> None:
-    plan = planned(model, Role.FFN)
+def test_ffn_runs_its_rank_without_worker_and_server(checkpoint: Path) -> None:
+    plan = planned(checkpoint, Role.FFN)
     assert plan.target == FFN_RANK
     assert plan.ranks == (Rank(Role.FFN, 0),)
     assert not {"--worker-cls", "--middleware", "--served-model-name"} & set(plan.argv)
 
 
-def test_both_roles_say_the_same_about_everything_that_must_agree(model: Path) -> None:
+def test_both_roles_say_the_same_about_everything_that_must_agree(checkpoint: Path) -> None:
     from afd.control.handshake import differences
 
-    assert differences([planned(model, role).hello for role in Role]) == ()
+    assert differences([planned(checkpoint, role).hello for role in Role]) == ()
 
 
-def test_a_target_of_a_test_replaces_the_function_that_processes_run(model: Path) -> None:
-    config = afd_config.resolve({}, {}, {}, Role.FFN).config
-    plan = plan_role(
-        Role.FFN, str(model), config, FLOAT32, {}, agent_host="", agent_port=1, target="my.module:main"
-    )
-    assert plan.target == "my.module:main"
+def test_a_target_of_a_test_replaces_the_function_that_processes_run(checkpoint: Path) -> None:
+    assert planned(checkpoint, Role.FFN, target="my.module:main").target == "my.module:main"
 
 
-def test_the_hello_describes_model_layout_and_versions(model: Path) -> None:
-    hello = planned(model).hello
+def test_the_hello_describes_model_layout_and_versions(checkpoint: Path) -> None:
+    hello = planned(checkpoint).hello
     assert (hello.model.architecture, hello.model.hidden_size, hello.model.layers) == (
         "DeepseekV2ForCausalLM",
         32,
@@ -98,9 +70,9 @@ def test_the_hello_describes_model_layout_and_versions(model: Path) -> None:
     assert hello.host.pid == os.getpid()
 
 
-def test_the_configuration_travels_in_vllms_additional_config(model: Path) -> None:
+def test_the_configuration_travels_in_vllms_additional_config(checkpoint: Path) -> None:
     plan = planned(
-        model, argv=(*FLOAT32, "--additional-config", '{"mine": [1], "afd": {"port": 1}}'), port=9444
+        checkpoint, argv=(*FLOAT32, "--additional-config", '{"mine": [1], "afd": {"port": 1}}'), port=9444
     )
     found = json.loads(value(plan.argv, "--additional-config"))
     assert found["mine"] == [1]
@@ -120,12 +92,12 @@ def test_the_configuration_travels_in_vllms_additional_config(model: Path) -> No
     ],
 )
 def test_the_model_is_served_under_the_name_that_the_user_gave(
-    model: Path, argv: tuple[str, ...], names: list[str] | None, first: str | None
+    checkpoint: Path, argv: tuple[str, ...], names: list[str] | None, first: str | None
 ) -> None:
-    plan = planned(model, argv=(*FLOAT32, *argv))
+    plan = planned(checkpoint, argv=(*FLOAT32, *argv))
     at = plan.argv.index("--served-model-name")
-    assert list(plan.argv[at + 1 : at + 1 + len(names or [""])]) == (names or [str(model)])
-    assert plan.served_model == (first or str(model))
+    assert list(plan.argv[at + 1 : at + 1 + len(names or [""])]) == (names or [str(checkpoint)])
+    assert plan.served_model == (first or str(checkpoint))
     assert plan.argv.count("--served-model-name") == 1
 
 
@@ -139,15 +111,17 @@ def test_the_model_is_served_under_the_name_that_the_user_gave(
         (("--host", "fd00::7"), "http://[fd00::7]:8000"),
     ],
 )
-def test_the_agent_knows_where_to_reach_the_api_server(model: Path, argv: tuple[str, ...], url: str) -> None:
-    assert planned(model, argv=(*FLOAT32, *argv)).api_url == url
+def test_the_agent_knows_where_to_reach_the_api_server(
+    checkpoint: Path, argv: tuple[str, ...], url: str
+) -> None:
+    assert planned(checkpoint, argv=(*FLOAT32, *argv)).api_url == url
 
 
-def test_the_agent_asks_with_the_first_api_key(model: Path) -> None:
-    assert planned(model).api_key == ""
-    by_variable = planned(model, environment={"VLLM_API_KEY": "from-env"})
+def test_the_agent_asks_with_the_first_api_key(checkpoint: Path) -> None:
+    assert planned(checkpoint).api_key == ""
+    by_variable = planned(checkpoint, environment={"VLLM_API_KEY": "from-env"})
     assert by_variable.api_key == "from-env"
-    plan = planned(model, argv=(*FLOAT32, "--api-key", "one", "two"), environment={"VLLM_API_KEY": "e"})
+    plan = planned(checkpoint, argv=(*FLOAT32, "--api-key", "one", "two"), environment={"VLLM_API_KEY": "e"})
     assert plan.api_key == "one"
     assert "'from-env'" not in repr(replace(by_variable, environment={}))
 
@@ -164,23 +138,23 @@ def test_the_agent_asks_with_the_first_api_key(model: Path) -> None:
     ],
 )
 def test_the_runner_is_the_users_choice_and_v2_without_one(
-    model: Path, environment: dict[str, str], runner: str
+    checkpoint: Path, environment: dict[str, str], runner: str
 ) -> None:
-    plan = planned(model, environment=environment)
+    plan = planned(checkpoint, environment=environment)
     assert plan.hello.runner == runner_of(environment) == runner
     assert plan.environment["VLLM_USE_V2_MODEL_RUNNER"] == ("1" if runner == "v2" else "0")
     assert ("TRITON_BACKENDS_IN_TREE" in plan.environment) is (runner == "v1")
 
 
 @pytest.mark.parametrize("chosen", ["2", "yes", "", "v1"])
-def test_a_runner_that_does_not_exist_is_refused(model: Path, chosen: str) -> None:
+def test_a_runner_that_does_not_exist_is_refused(checkpoint: Path, chosen: str) -> None:
     with pytest.raises(ConfigError, match=r"VLLM_USE_V2_MODEL_RUNNER: .* is neither 0"):
-        planned(model, environment={"VLLM_USE_V2_MODEL_RUNNER": chosen})
+        planned(checkpoint, environment={"VLLM_USE_V2_MODEL_RUNNER": chosen})
 
 
-def test_each_role_gets_its_share_of_the_cores_and_the_same_number_of_threads(model: Path) -> None:
+def test_each_role_gets_its_share_of_the_cores_and_the_same_number_of_threads(checkpoint: Path) -> None:
     dealt = cores.plan_threads(2)
-    ffn, attention = planned(model, Role.FFN), planned(model, Role.ATTENTION)
+    ffn, attention = planned(checkpoint, Role.FFN), planned(checkpoint, Role.ATTENTION)
     assert ffn.environment["VLLM_CPU_OMP_THREADS_BIND"] == dealt[0].bind
     assert attention.environment["VLLM_CPU_OMP_THREADS_BIND"] == dealt[1].bind
     assert ffn.environment["OMP_NUM_THREADS"] == attention.environment["OMP_NUM_THREADS"]
@@ -236,16 +210,16 @@ def test_the_mark_of_runner_v1_does_not_survive_a_change_to_v2() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_before_anything_is_opened(
-    model: Path, argv: tuple[str, ...], settings: dict[str, Any], says: str
+    checkpoint: Path, argv: tuple[str, ...], settings: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=says):
-        planned(model, argv=(*FLOAT32, *argv), **settings)
+        planned(checkpoint, argv=(*FLOAT32, *argv), **settings)
 
 
-def test_a_model_of_another_family_is_refused_with_those_that_exist(model: Path, tmp_path: Path) -> None:
+def test_a_model_of_another_family_is_refused_with_those_that_exist(checkpoint: Path, tmp_path: Path) -> None:
     other = Path(tmp_path / "other")
     other.mkdir()
-    for path in model.iterdir():
+    for path in checkpoint.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
@@ -253,8 +227,8 @@ def test_a_model_of_another_family_is_refused_with_those_that_exist(model: Path,
         planned(other)
 
 
-def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((model / "config.json").read_bytes())
+def test_dummy_weights_need_no_weight_files(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     assert planned(tmp_path, argv=(*FLOAT32, "--load-format", "dummy")).model == tmp_path
     with pytest.raises(ConfigError):
         planned(tmp_path)
@@ -264,8 +238,8 @@ def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None
     ("asked", "dtype"),
     [("auto", "bfloat16"), ("float", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")],
 )
-def test_the_dtype_in_the_hello_is_the_one_vllm_will_use(model: Path, asked: str, dtype: str) -> None:
-    assert planned(model, argv=("--dtype", asked)).hello.model.dtype == dtype
+def test_the_dtype_in_the_hello_is_the_one_vllm_will_use(checkpoint: Path, asked: str, dtype: str) -> None:
+    assert planned(checkpoint, argv=("--dtype", asked)).hello.model.dtype == dtype
 
 
 def test_the_functions_that_processes_run_and_the_middleware_exist() -> None:
