@@ -10,3 +10,6 @@ LAYER = 2
 """In which layer."""
 ZERO = "zero the reply"
 SWAP = "swap two rows"
+
+MODULES_DIRECTORY = "TESTS_MODULES_DIRECTORY"
+"""Environment variable with the directory where :mod:`tests.system.variants.modules` writes one file per process."""
