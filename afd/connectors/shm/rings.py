@@ -21,12 +21,16 @@ SLICE_S = 0.1
 """Longest sleep in one call: what bounds the delay of a signal, and of a wake-up that was lost."""
 
 SPIN_US = 20
-"""Polling before sleeping when every process has a core of its own; a wake-up costs about 7 µs per direction."""
+"""Polling before sleeping when there are cores to spare; a wake-up costs about 7 µs per direction."""
 
 
 def spin_us(processes: int) -> int:
-    """How long waits may poll when ``processes`` busy processes share this host: not at all without a core for each."""
-    return SPIN_US if len(os.sched_getaffinity(0)) >= processes else 0
+    """How long waits may poll, in microseconds, when ``processes`` busy processes share this host.
+
+    Not at all unless more cores than processes are there: servers and agents need one too, and on a shared core a
+    poller only delays what it waits for.
+    """
+    return SPIN_US if len(os.sched_getaffinity(0)) > processes else 0
 
 
 @dataclass(frozen=True)
