@@ -18,7 +18,7 @@ _SHM = "/dev/shm/"
 
 
 def mapped_by(pid: int) -> set[str]:
-    """Names in /dev/shm that a process has mapped or open. Empty when it is gone or not ours to read."""
+    """Names in /dev/shm that a process has mapped. Empty when it is gone or not ours to read."""
     found: set[str] = set()
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:

@@ -133,16 +133,18 @@ class Processes:
 
     async def terminate(self, timeout_s: float) -> bool:
         """Ask the role's processes to end; True when all did within ``timeout_s``."""
-        for child in self._children:
-            if not child.exited.done():
-                os.kill(child.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         return await self.wait(timeout_s)
 
     def kill(self) -> None:
         """SIGKILL to the processes the agent started; their descendants die with them."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         for child in self._children:
             if not child.exited.done():
-                os.kill(child.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended, and its exit is on the way to us
+                    os.kill(child.pid, number)
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait for the role's processes to end by themselves; True when all did within ``timeout_s``."""

@@ -95,19 +95,19 @@ def family(argv: Sequence[str]) -> None:
     context = multiprocessing.get_context("fork")
     child = context.Process(target=_child, args=(argv,))
     child.start()
-    print(f"root {os.getpid()}", flush=True)
+    os.write(1, b"root %d\n" % os.getpid())
     time.sleep(600)
 
 
 def _child(argv: Sequence[str]) -> None:
     grandchild = multiprocessing.get_context("fork").Process(target=_grandchild, args=(argv,))
     grandchild.start()
-    print(f"child {os.getpid()}", flush=True)
+    os.write(1, b"child %d\n" % os.getpid())
     time.sleep(600)
 
 
 def _grandchild(argv: Sequence[str]) -> None:
-    print(f"grandchild {os.getpid()}", flush=True)
+    os.write(1, b"grandchild %d\n" % os.getpid())
     time.sleep(600)
 
 

@@ -16,7 +16,7 @@ import pytest
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE
 from afd.agent.launcher import Child, Launcher, describe_exit, start_launcher
 from afd.errors import ConfigError, MismatchError, RoleFailedError
-from tests.unit.launch.conftest import Forks, connected, environment, gone, wait_until
+from tests.unit.launch.forks import Forks, connected, environment, gone, wait_until
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launcher that has imported nothing but torch, for the whole package, and connections to it."""
+"""Connections to the launcher of tests/unit/conftest.py, and what tests ask of processes."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
-from afd.agent.launcher import Child, Launcher, start_launcher
+from afd.agent.launcher import Child, Launcher
 
 TARGETS = "tests.unit.launch.targets"
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -63,19 +62,6 @@ class Forks:
         code = await child.exited
         await self.launcher.drain_output(5.0)
         return code, self.lines
-
-
-@pytest.fixture(scope="package")
-def launcher_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    path = str(tmp_path_factory.mktemp("launcher") / "socket")
-    process = start_launcher(path, environment(), modules=("torch",))
-    try:
-        wait_until(lambda: os.path.exists(path) or process.poll() is not None, "the launcher listens", 60.0)
-        assert process.poll() is None
-        yield path
-    finally:
-        process.kill()
-        process.wait()
 
 
 @asynccontextmanager
