@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import multiprocessing
 import os
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from afd.errors import MismatchError
+from afd.errors import ConfigError, MismatchError
 
 
 def succeed(argv: Sequence[str]) -> None:
@@ -120,3 +121,26 @@ def wait_for_term(argv: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
     print("waiting", flush=True)
     time.sleep(600)
+
+
+def ignore_term(argv: Sequence[str]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def kill_itself_hard(argv: Sequence[str]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_config(argv: Sequence[str]) -> None:
+    raise ConfigError("vLLM does not know --no-such-flag")
+
+
+def map_shared(argv: Sequence[str]) -> None:
+    """Map the file of /dev/shm that ``--chat-template`` names."""
+    name = argv[argv.index("--chat-template") + 1]
+    with open(f"/dev/shm/{name}", "w+b") as file:
+        file.truncate(4096)
+        kept = mmap.mmap(file.fileno(), 4096)
+    time.sleep(600)
+    kept.close()
