@@ -42,6 +42,10 @@ SETTLE_S = 1.0
 """How long requests in flight may take to get their error before their server is killed."""
 PORT_S = 2.0
 """How long the API server's port may still be in use."""
+FAREWELL_S = 0.5
+"""How long FFN ranks may take to end by themselves when Attention has left."""
+LEAVE_S = 2.0
+"""How much longer than its grace period Attention may take to leave, in the eyes of FFN."""
 POLL_S = 0.05
 _T = TypeVar("_T")
 
@@ -56,6 +60,7 @@ class RoleAgent:
         self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._connected = asyncio.Event()
         self._hurry: Callable[[], None] = lambda: None
+        self._hurried = asyncio.Event()
 
     async def run(self) -> None:
         """Run the role to its end. Returns after a stop that was asked for; raises the AFDError that ended it."""
@@ -114,12 +119,15 @@ class RoleAgent:
 
         control.abort.subscribe(wake)
         self.status.enter("loading")
-        async with open_hub(control, on_report=self._on_report, on_death=processes.explain) as hub:
+        async with open_hub(
+            control, on_report=self._on_report, on_death=processes.explain, stopping=self._stop.is_set
+        ) as hub:
             transport = agreed_transport(control.hellos)
             self.status.transport = transport
             starting = asyncio.create_task(self._start(control, processes, hub.address, transport))
             stopping = asyncio.create_task(self._stop.wait())
             aborting = asyncio.create_task(aborted.wait())
+            following = asyncio.create_task(self._follow(control))
             try:
                 ends: list[asyncio.Future[Any]] = [starting, stopping, aborting, self._left]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -130,15 +138,16 @@ class RoleAgent:
                 if aborted.is_set():
                     await self._aborted(control, processes)
                 if self._stop.is_set():
-                    await self._stopped(control, hub, processes)
+                    await self._stopped(control, hub, processes, aborting)
             except BaseException:
                 # Before the hub closes: it would wait for the good-bye of processes that compute.
                 await processes.end(control.epoch)
                 raise
             finally:
-                for task in (starting, stopping, aborting):
+                tasks = (starting, stopping, aborting, following)
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(starting, stopping, aborting, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start(self, control: Control, processes: Processes, hub: str, transport: str) -> None:
         """Bring the role from nothing to ``ready``."""
@@ -199,17 +208,40 @@ class RoleAgent:
         await processes.settle_requests(SETTLE_S)
         control.abort.check()
 
-    async def _stopped(self, control: Control, hub: LocalHub, processes: Processes) -> None:
-        """A signal: let vLLM shut down, within the grace period."""
+    async def _stopped(
+        self, control: Control, hub: LocalHub, processes: Processes, aborting: asyncio.Task[bool]
+    ) -> None:
+        """A signal, here or at a peer. Attention lets vLLM finish what is in flight, within the grace period; FFN
+        serves until Attention has left."""
+        grace_s = self._plan.config.timeouts.grace_s
         if self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY):
-            self._enter(control, "draining")
+            self.status.enter("draining")
+        control.set_state("draining")
         if self._plan.role is Role.FFN:
+            hurried = asyncio.create_task(self._hurried.wait())
+            ends: list[asyncio.Future[Any]] = [self._left, aborting, hurried]
+            await asyncio.wait(ends, timeout=grace_s + LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
+            if (
+                self._left.done()
+            ):  # ranks to which all of Attention said good-bye end now; others wait for a step
+                await processes.wait(FAREWELL_S)
+            elif not aborting.done() and not self._hurried.is_set():
+                log.warning("Attention did not leave within %.0f s", grace_s + LEAVE_S)
             # Attention must hear that this is no failure before it loses its peer.
             await control.close("stopped by a signal")
             await hub.close()
-        if not await processes.terminate(self._plan.config.timeouts.grace_s):
-            log.warning("the role did not end within %.0f s", self._plan.config.timeouts.grace_s)
+        if not await processes.terminate(grace_s):
+            log.warning("the role did not end within %.0f s", grace_s)
         self.status.enter("stopped")
+
+    async def _follow(self, control: Control) -> None:
+        """When a peer stops, this role stops."""
+        while not any(peer.state == "draining" for peer in control.peers()):
+            await asyncio.sleep(POLL_S)
+        if not self._stop.is_set():
+            log.info("a peer is stopping: stopping")
+            self._stop.set()
 
     async def _blame(self, control: Control, error: BaseException | None) -> None:
         """The start failed: everybody hears why."""
@@ -281,6 +313,7 @@ class RoleAgent:
         if self._stop.is_set():
             log.info("%s again: ending at once", signal.Signals(number).name)
             self._hurry()
+            self._hurried.set()
             return
         log.info("%s: stopping; a second signal ends the role at once", signal.Signals(number).name)
         self._stop.set()

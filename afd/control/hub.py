@@ -52,15 +52,23 @@ class Process:
 
 
 OnDeath = Callable[[Process], Awaitable[Cause]]
+Stopping = Callable[[], bool]
 OnReport = Callable[[Process, Mapping[str, float], "str | None"], None]
 
 
 class LocalHub:
     """Serves the agent's processes during one epoch. Make it with :func:`open_hub`."""
 
-    def __init__(self, control: Control, on_report: OnReport | None, on_death: OnDeath | None) -> None:
+    def __init__(
+        self,
+        control: Control,
+        on_report: OnReport | None,
+        on_death: OnDeath | None,
+        stopping: Stopping,
+    ) -> None:
         self._control = control
         self._on_report = on_report
+        self._stopping = stopping
         self._on_death = on_death or self._describe_death
         self._links: dict[Process, Link] = {}
         self._loop = asyncio.get_running_loop()
@@ -136,7 +144,8 @@ class LocalHub:
         except AFDError as error:
             log.error("%s broke the protocol: %s", process, error)
         del self._links[process]
-        if bye is None and self._open and self._control.abort.cause is None:
+        lost = bye is None and self._open and self._control.abort.cause is None
+        if lost and not self._stopping():
             await self._control.fail(await self._on_death(process))
         else:
             log.info("%s detached: %s", process, bye or "it ended")
@@ -163,7 +172,10 @@ class LocalHub:
             if self._on_report is not None:
                 self._on_report(process, message.counters, message.state)
         elif isinstance(message, AbortNotice):
-            self._background(self._control.fail(message.cause))
+            if message.cause.hearsay and self._stopping():
+                log.info("%s saw the end of a peer that stops: %s", process, message.cause)
+            else:
+                self._background(self._control.fail(message.cause))
         elif isinstance(message, Offer):
             self._offer(process, link, message)
         else:
@@ -215,14 +227,19 @@ class LocalHub:
 
 @asynccontextmanager
 async def open_hub(
-    control: Control, *, on_report: OnReport | None = None, on_death: OnDeath | None = None
+    control: Control,
+    *,
+    on_report: OnReport | None = None,
+    on_death: OnDeath | None = None,
+    stopping: Stopping = lambda: False,
 ) -> AsyncIterator[LocalHub]:
     """A hub for the processes of the agent that owns ``control``.
 
     ``on_report`` receives counters and states. When a process ends without a goodbye the epoch fails with the cause
-    that ``on_death`` gives (it may wait a moment for an exit status), or with one that names rank and pid.
+    that ``on_death`` gives (it may wait a moment for an exit status), or with one that names rank and pid. While
+    ``stopping`` says yes, neither that nor what a process sees of a peer's end is a failure.
     """
-    hub = LocalHub(control, on_report, on_death)
+    hub = LocalHub(control, on_report, on_death, stopping)
     await hub.start()
     try:
         yield hub
