@@ -23,7 +23,7 @@ from afd.rebind import rebind
 
 _NATIVE_SET_NUM_THREADS = torch.set_num_threads
 
-_NAMES_GET_MP_CONTEXT = (
+IMPORTERS_OF_GET_MP_CONTEXT = (
     "vllm.utils.system_utils",
     "vllm.v1.engine.utils",
     "vllm.v1.engine.coordinator",
@@ -88,6 +88,6 @@ def forked_children() -> Iterator[None]:
         return multiprocessing.get_context("fork")
 
     with ExitStack() as scope:
-        for name in _NAMES_GET_MP_CONTEXT:
+        for name in IMPORTERS_OF_GET_MP_CONTEXT:
             scope.enter_context(rebind(importlib.import_module(name), get_mp_context=fork_context))
         yield
