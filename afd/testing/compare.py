@@ -9,7 +9,8 @@ log-probabilities must agree within ``TOLERANCE``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from afd.testing.completions import Answer, Question
@@ -39,9 +40,8 @@ def compare(question: Question, native: Answer, ours: Answer) -> Verdict:
         (i for i, (a, b) in enumerate(zip(native.tokens, ours.tokens, strict=False)) if a != b),
         min(length, len(ours.tokens)),
     )
-    error = max(
-        (abs(a - b) for a, b in zip(native.logprobs[:position], ours.logprobs[:position], strict=True)),
-        default=0.0,
+    error = _largest(
+        abs(a - b) for a, b in zip(native.logprobs[:position], ours.logprobs[:position], strict=False)
     )
     gap = float("nan")
     tie = False
@@ -60,11 +60,25 @@ def compare(question: Question, native: Answer, ours: Answer) -> Verdict:
                 f"token {position} is {ours.tokens[position]} instead of {native.tokens[position]} "
                 f"(native's gap between its two likeliest: {gap:.2e})"
             )
-    if question.logprobs is not None and len(ours.logprobs) != len(ours.tokens):
-        reasons.append(f"{len(ours.logprobs)} log-probabilities for {len(ours.tokens)} tokens")
+    elif (ours.text, ours.finish) != (native.text, native.finish):
+        reasons.append(
+            f"equal tokens, but text {ours.text!r} ({ours.finish}) instead of {native.text!r} ({native.finish})"
+        )
+    if question.logprobs is not None:
+        for who, answer in (("native returned ", native), ("", ours)):
+            if len(answer.logprobs) != len(answer.tokens):
+                reasons.append(
+                    f"{who}{len(answer.logprobs)} log-probabilities for {len(answer.tokens)} tokens"
+                )
     if not error <= TOLERANCE:
         reasons.append(f"log-probabilities differ by {error:.2e} (allowed {TOLERANCE:.0e})")
     return Verdict(question.name, not reasons, tie, length, position, gap, error, "; ".join(reasons))
+
+
+def _largest(errors: Iterable[float]) -> float:
+    """The largest; NaN when one is NaN, which ``max`` would overlook."""
+    found = tuple(errors)
+    return math.nan if any(math.isnan(error) for error in found) else max(found, default=0.0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,7 @@ class Comparison:
 
     @property
     def max_logprob_error(self) -> float:
-        return max((verdict.logprob_error for verdict in self.verdicts), default=0.0)
+        return _largest(verdict.logprob_error for verdict in self.verdicts)
 
     @property
     def failures(self) -> tuple[Verdict, ...]:

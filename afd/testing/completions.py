@@ -95,7 +95,11 @@ class Answer:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, model: str, question: Question) -> Answer:
-    """Send one request and collect its whole answer. Raises PeerLostError with the server's words on an error."""
+    """Send one request and collect its whole answer.
+
+    Raises PeerLostError, with the server's words, when it answers with an error, in the middle of a stream too, and
+    when a stream stops before its end; :class:`aiohttp.ClientError` when there is no server or it breaks off.
+    """
     answer = Answer(question.name)
     async with session.post(f"{url}{question.path}", json=question.body(model)) as response:
         if response.status != 200:
@@ -105,14 +109,16 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, question: Qu
             return answer
         async for raw in response.content:
             line = raw.decode().strip()
-            if not line.startswith("data: ") or line == "data: [DONE]":
+            if line == "data: [DONE]":
+                return answer
+            if not line.startswith("data: "):
                 continue
             event = json.loads(line[len("data: ") :])
             if "error" in event:
                 raise PeerLostError(f"{url} ended the stream: {event['error']}")
             if event["choices"]:
                 answer.add(event["choices"][0])
-    return answer
+    raise PeerLostError(f"{url} stopped in the middle of a stream, after {len(answer.tokens)} tokens")
 
 
 async def ask_all(
