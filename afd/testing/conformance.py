@@ -25,10 +25,10 @@ SCENARIO_MODULES = (link_transfer, link_end)
 """Importing them fills :data:`SCENARIOS`."""
 
 
-def _body(name: str, make: MakeConnector, context: RankContext) -> None:
+def _body(name: str, make: MakeConnector, tag: str, context: RankContext) -> None:
     torch.set_num_threads(1)
     topology, function = SCENARIOS[name]
-    rig = Rig(context, topology, make)
+    rig = Rig(context, topology, make, tag)
     descriptors, threads = _descriptors(), threading.active_count()
     function(rig)
     gc.collect()
@@ -43,9 +43,9 @@ def _descriptors() -> int:
 
 def run(name: str, make: MakeConnector) -> None:
     """Run one scenario of :data:`SCENARIOS`. Raises :class:`AssertionError` when it does not hold."""
-    before = _shared_memory()
-    run_ranks(SCENARIOS[name][0], partial(_body, name, make))
-    left = _shared_memory() - before
+    tag = os.urandom(4).hex()
+    run_ranks(SCENARIOS[name][0], partial(_body, name, make, tag))
+    left = [path.name for path in Path("/dev/shm").glob(f"*{tag}*")]
     assert not left, f"left in shared memory: {sorted(left)}"
 
 
@@ -53,7 +53,3 @@ def check_link(make: MakeConnector) -> None:
     """Run every scenario. Raises :class:`AssertionError` at the first that does not hold."""
     for name in SCENARIOS:
         run(name, make)
-
-
-def _shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("afd-*")}

@@ -29,21 +29,20 @@ LAYERS = (0, 1, 4)
 
 
 class Rig:
-    """One rank of a scenario: makes specs, links, steps and rows that the other ranks can predict."""
+    """One rank of a scenario: makes specs, links and steps. All its epochs begin with ``tag``."""
 
-    def __init__(self, context: RankContext, topology: Topology, make: MakeConnector) -> None:
+    def __init__(self, context: RankContext, topology: Topology, make: MakeConnector, tag: str) -> None:
         self.context = context
         self.topology = topology
         self.connector = make(context.rank.role)
         self.attention = context.rank.role is Role.ATTENTION
         self.index = context.rank.index
-        self._epochs = 0
+        self._tag = tag
         self.epoch = ""
 
     def spec(self, **changes: Any) -> ConnectorSpec:
         """A spec of a new epoch, agreed on by all ranks."""
-        self._epochs += 1
-        names = self.context.exchange("epoch", os.urandom(8).hex())
+        names = self.context.exchange("epoch", self._tag + os.urandom(8).hex())
         self.epoch = names[str(self.topology.root)]
         values: dict[str, Any] = {
             "epoch": self.epoch,
