@@ -21,14 +21,14 @@ from afd.topology import Role
 READY_S = 180.0
 ANSWER_S = 120.0
 SETTLE_S = 3.0
-"""How long the last counters of a rank may take to arrive at its agent."""
+"""How long the last counters of a rank may take to arrive at its agent, and a killed process to be gone."""
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class Outcome:
-    """What a smoke run found. ``problems`` is empty when all is well; times are in seconds."""
+    """What a smoke run found. ``problems`` is empty when all is well; times are in seconds; None was not looked for."""
 
     comparison: Comparison = Comparison(())
     problems: list[str] = field(default_factory=list)
@@ -38,7 +38,8 @@ class Outcome:
     ffn_layers: int = 0
     transport: str = ""
     epoch: str = ""
-    left_behind: int = 0
+    left_segments: int | None = None
+    left_processes: int | None = None
 
     @property
     def passed(self) -> bool:
@@ -137,7 +138,7 @@ class Smoke:
         outcome.transport, outcome.epoch = body["transport"], body["epoch"]
 
     def stop(self) -> None:
-        """Stop the group; it must end with code 0 on both sides and leave nothing in shared memory."""
+        """Stop the group; both roles must end with code 0, and leave no process and nothing in shared memory."""
         clock = time.monotonic()
         try:
             codes = self.group.stop()
@@ -149,11 +150,21 @@ class Smoke:
             if code != 0:
                 words = self.group.roles[role].error()
                 self.outcome.problems.append(f"{role} ended with code {code} instead of 0: {words}")
-        left = [path.name for path in Path("/dev/shm").glob(f"afd-{self.outcome.epoch[:12]}-*")]
-        self.outcome.left_behind = len(left)
-        if left:
-            self.outcome.problems.append(f"left in /dev/shm: {', '.join(left)}")
+        self._look_for_leftovers()
         self.outcome.seconds["total"] = round(time.monotonic() - self._started, 2)
+
+    def _look_for_leftovers(self) -> None:
+        outcome = self.outcome
+        left = [path.name for path in Path("/dev/shm").glob(f"afd-{outcome.epoch[:12]}-*")]
+        outcome.left_segments = len(left)
+        if left:
+            outcome.problems.append(f"left in /dev/shm: {', '.join(left)}")
+        deadline = time.monotonic() + SETTLE_S
+        while (running := self.launcher.descendants()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        outcome.left_processes = len(running)
+        if running:
+            outcome.problems.append(f"left running: processes {', '.join(map(str, running))}")
 
     def words(self) -> str:
         """The last lines of each role, for a failure."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def write_record(layout: Layout, outcome: Outcome, started: float, directory: Pa
     ]
     record = Record(
         kind="smoke",
-        name=f"{layout.model.rpartition(':')[2]}-{layout.topology}-{layout.runner}".lower().replace("_", "-"),
+        name=_name(layout),
         date=now(),
         duration_s=round(time.monotonic() - started, 1),
         commits=commits(Path(__file__).resolve().parents[2]),
@@ -75,7 +76,7 @@ def write_record(layout: Layout, outcome: Outcome, started: float, directory: Pa
             passed=sum(verdict.agrees for verdict in verdicts), failed=len(reasons), errors=0, skipped=0
         ),
         reasons=tuple(reasons),
-        cleanup=Cleanup(processes=0, segments=outcome.left_behind),
+        cleanup=Cleanup(processes=outcome.left_processes, segments=outcome.left_segments),
         comparisons=(
             Comparison(
                 subject="tokens",
@@ -94,3 +95,8 @@ def write_record(layout: Layout, outcome: Outcome, started: float, directory: Pa
         else (),
     )
     return write(record, directory)
+
+
+def _name(layout: Layout) -> str:
+    model = Path(layout.model.rpartition(":")[2]).name
+    return re.sub(r"[^a-z0-9]+", "-", f"{model[:80]} {layout.topology} {layout.runner}".lower()).strip("-")

@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import IO, Any
 
 import aiohttp
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from afd.agent import cores, vllm_arguments
 from afd.agent.environment import cpu_environment
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.agent.launcher import Child, Launcher, describe_exit, own_session, start_launcher
+from afd.agent.leftovers import runs
 from afd.agent.plan import API_SERVER
 from afd.errors import PeerAbsentError, RoleFailedError
 from afd.topology import Role, Topology
@@ -84,6 +86,12 @@ class SharedLauncher:
             if time.monotonic() > deadline:
                 raise RoleFailedError(f"vLLM was not imported within {timeout_s:.0f} s; see {self._log.name}")
             time.sleep(POLL_S)
+
+    def descendants(self) -> list[int]:
+        """Every process that was forked from this one, directly or not, and still runs."""
+        return [
+            child.pid for child in psutil.Process(self._process.pid).children(recursive=True) if runs(child)
+        ]
 
     def close(self) -> None:
         self._process.kill()
