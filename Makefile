@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup smoke serve test test-rules test-unit test-contract test-wheel test-pairwise test-system \
-	lint lint-check lint-format lint-types format docs clean
+	lint lint-check lint-format lint-types format bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ lint-types: setup
 format: setup ## Format the sources and fix what can be fixed safely
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+bench: setup ## Measure round trips of the transports, as ratios in one run (ARGS="--help")
+	@$(BIN)/python benchmarks/transport.py $(ARGS)
 
 docs: setup ## Write the pages that are generated from code (a test compares them)
 	@$(BIN)/python scripts/render_docs.py
