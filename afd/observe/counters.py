@@ -51,7 +51,7 @@ FAMILIES: Mapping[str, Family] = {
             "histogram",
             ("peer",),
             "rank",
-            "Time spent waiting for a peer's data, per wait.",
+            "Time spent waiting for a peer's data, per step.",
         ),
         Family(
             "afd_ffn_seconds",
