@@ -13,3 +13,6 @@ SWAP = "swap two rows"
 
 MODULES_DIRECTORY = "TESTS_MODULES_DIRECTORY"
 """Environment variable with the directory where :mod:`tests.system.variants.modules` writes one file per process."""
+
+INVENTORY_DIRECTORY = "TESTS_INVENTORY_DIRECTORY"
+"""Environment variable with the directory where :mod:`tests.system.variants.inventory` writes one file per role."""

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A role holds its own half of the model and nothing of the other's: in parameters, in bytes, and in what it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afd.agent.safetensors_files import read_header
+from afd.families import FAMILIES
+from afd.testing.stack import Group, Layout, Reference
+from afd.testing.tiny import TinyModel, build
+from afd.topology import Role
+from tests.system.conftest import layout
+from tests.system.interview import READY_S, start, stop
+from tests.system.program import running
+from tests.system.variants import INVENTORY_DIRECTORY
+
+pytestmark = [pytest.mark.pairwise, pytest.mark.timeout(300)]
+
+MIB = 1 << 20
+
+WIDE = TinyModel(num_experts=16, moe_intermediate_size=1024, shards=3)
+"""Experts that outweigh everything else, in three files."""
+
+ROLES = ("attention", "ffn", "native")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint."""
+    return build(WIDE, tmp_path_factory.mktemp("wide") / "model")
+
+
+@pytest.fixture(scope="module")
+def inventories(
+    wide: Path, launchers: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """What each role and native vLLM hold, from real processes that serve the same checkpoint."""
+    directory = tmp_path_factory.mktemp("inventory")
+    chosen: Layout = layout(model=str(wide))
+    launcher = launchers(chosen.runner)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(INVENTORY_DIRECTORY, str(directory))
+        programs = {role: running(f"tests.system.variants.inventory:{role}") for role in Role}
+        with Group(chosen, directory, launcher, programs=programs) as group:
+            start(group)
+            stop(group)
+
+        async def native() -> None:
+            reference = await Reference.start(
+                chosen, directory, launcher, target="tests.system.variants.inventory:native"
+            )
+            try:
+                await reference.ready(READY_S)
+            finally:
+                await reference.close()
+
+        asyncio.run(native())
+    yield {name: json.loads((directory / f"{name}.json").read_text()) for name in ROLES}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(wide: Path) -> dict[str, int]:
+    """Name and bytes of every tensor of the checkpoint."""
+    found: dict[str, int] = {}
+    for path in wide.glob("*.safetensors"):
+        for name, entry in read_header(path).items():
+            first, end = entry["data_offsets"]
+            found[name] = end - first
+    return found
+
+
+def total(tensors: dict[str, list[Any]]) -> int:
+    return sum(size for _, _, size in tensors.values())
+
+
+def test_the_two_halves_are_the_native_model_and_share_nothing(
+    inventories: dict[str, dict[str, Any]],
+) -> None:
+    for kind in ("parameters", "buffers"):
+        attention, ffn, native = (inventories[name][kind] for name in ROLES)
+        print(
+            f"\n{kind}: attention {len(attention)} of {total(attention)} bytes, ffn {len(ffn)} of {total(ffn)} "
+            f"bytes, native {len(native)} of {total(native)} bytes"
+        )
+        assert set(attention) & set(ffn) == set()
+        assert {**attention, **ffn} == native
+        assert total(attention) + total(ffn) == total(native)
+    assert all(".mlp." in name for name in inventories["ffn"]["parameters"])
+    assert not any(".mlp." in name for name in inventories["attention"]["parameters"])
+
+
+def test_a_role_has_no_tensors_besides_its_own_parameters_and_buffers(
+    inventories: dict[str, dict[str, Any]],
+) -> None:
+    for name in ("attention", "ffn"):
+        found = inventories[name]
+        own = total(found["parameters"]) + total(found["buffers"])
+        print(f"\n{name}: {found['live']} bytes in tensors, {own} of them parameters and buffers")
+        assert own <= found["live"] <= own + MIB
+
+
+def test_loading_attention_needs_no_memory_for_the_experts(inventories: dict[str, dict[str, Any]]) -> None:
+    for name in ROLES:
+        found = inventories[name]
+        own = total(found["parameters"]) + total(found["buffers"])
+        print(f"\n{name}: {own / MIB:.1f} MiB of weights, at most {found['grown'] / MIB:.1f} MiB more memory")
+    attention, ffn, native = (inventories[name] for name in ROLES)
+    experts = total(ffn["parameters"])
+    assert experts > 140 * MIB
+    assert ffn["grown"] > experts, "the measure does not see what is surely there"
+    assert native["grown"] > experts
+    assert attention["grown"] < experts / 3, "code and configuration, and no expert"
+
+
+def test_each_tensor_is_read_from_disk_by_the_role_that_owns_it_and_by_no_other(
+    inventories: dict[str, dict[str, Any]], checkpoint: dict[str, int]
+) -> None:
+    (family,) = (row for row in FAMILIES if row.name == "deepseek")
+    attention, ffn, native = (inventories[name]["read"] for name in ROLES)
+    print(
+        f"\nread: attention {len(attention)} tensors, {sum(attention.values())} bytes; ffn {len(ffn)}, "
+        f"{sum(ffn.values())}; native {len(native)}, {sum(native.values())}"
+    )
+    assert native == checkpoint
+    assert attention == {n: size for n, size in checkpoint.items() if family.owner(n) is Role.ATTENTION}
+    assert ffn == {n: size for n, size in checkpoint.items() if family.owner(n) is Role.FFN}
+
+
+def test_no_process_uses_the_rotary_kernel_that_is_wrong(inventories: dict[str, dict[str, Any]]) -> None:
+    for name in ROLES:
+        found = inventories[name]
+        assert found["custom_ops"] == ["all", "-rotary_embedding"], name
+        assert found["rotary kernel"] is False, name
+        assert found["rotary forwards"] == ([] if name == "ffn" else ["forward_native"]), name
+        assert found["dtype"] == "torch.float32", name
