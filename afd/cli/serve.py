@@ -17,6 +17,7 @@ from afd.agent.environment import RUNNER_VARIABLE
 from afd.agent.plan import RolePlan, plan_role
 from afd.agent.role_agent import RoleAgent
 from afd.cli.options import afd_options, refuse_unknown, resolve
+from afd.errors import ConfigError
 from afd.observe.server import PORT
 from afd.topology import Role
 
@@ -27,20 +28,27 @@ two roles on one host need: a KV cache of 256 MiB per rank, one API server, thre
 
 
 class _Serve(click.Command):
-    """A command that leaves flags it does not know, and all that follows ``--help=``, to vLLM."""
+    """A command that leaves flags it does not know, and all that follows ``--help=``, to vLLM.
+
+    It has no short flag of its own, not even -h: click would find it inside of vLLM's, as in -dph.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         topic = next((argument for argument in args if argument.startswith("--help=")), None)
         if topic is not None:
             ctx.exit(vllm_help(topic.removeprefix("--help=")))
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, ["--help" if argument == "-h" else argument for argument in args])
 
 
 @click.command(
     "serve",
     cls=_Serve,
     epilog=_EPILOG,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": True,
+        "help_option_names": ["--help"],
+    },
 )
 @click.argument("role", type=click.Choice([str(role) for role in Role]))
 @click.argument("model")
@@ -74,6 +82,8 @@ def command(
     The two roles may start in either order, minutes apart.
     """
     refuse_unknown(vllm_args)
+    if model.startswith("-"):
+        raise ConfigError(f"MODEL comes right after the role, before vLLM's arguments; found {model}")
     return serve(plan(ctx, Role(role), model, vllm_args, agent_host, agent_port, afd_runner))
 
 

@@ -8,7 +8,6 @@ import json
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,8 +17,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from afd import support
+from afd.agent.model_files import inspect, resolve
 from afd.config import AFDConfig
 from afd.errors import AFDError
+from afd.families import family_of
+from afd.support import Combination
 from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS
 from afd.testing.smoke import Outcome, Smoke
 from afd.testing.stack import Layout
@@ -54,6 +57,18 @@ def command(
     Answers agree when their tokens are equal, or differ first where native's two likeliest tokens are closer than
     1e-4; log-probabilities must agree within 1e-4. Exit code 0 when all agree, 71 when not.
     """
+    found = inspect(resolve(model))
+    support.check(
+        Combination(
+            transport=transport,
+            runner=runner,
+            family=family_of(found.architecture).name,
+            quantisation=found.quantisation,
+            dtype=dtype,
+            num_attention=num_attention,
+            num_ffn=num_ffn,
+        )
+    )
     layout = Layout(
         model=model,
         runner=runner,
@@ -186,7 +201,3 @@ def _table(layout: Layout, outcome: Outcome) -> Table:
     table.add_row("seconds", ", ".join(f"{name} {value:.1f}" for name, value in outcome.seconds.items()))
     table.add_row("result", "[green]PASS[/green]" if outcome.passed else "[red]FAIL[/red]")
     return table
-
-
-if __name__ == "__main__":
-    sys.exit(command())
