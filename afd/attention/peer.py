@@ -57,7 +57,7 @@ class Peer:
             )
             published = crossing.exchange("steps", "")
             addresses = {Rank.parse(name): address for name, address in published.items() if address}
-            sender.connect(addresses, timeouts.rendezvous_s)
+            sender.connect(addresses, timeouts.load_s)
             link = cls.open_link(crossing)
         except BaseException as error:
             session.fail(error)
@@ -91,11 +91,16 @@ class Peer:
             self.link.begin(step)
             yield
         except BaseException as error:
-            cause = self._crossing.session.fail(error)
-            if isinstance(error, AFDError):
-                raise cause.error() from error  # what this rank saw is often only an effect of the root cause
+            self.blame(error)
             raise
         self._counters.add_step(phase, real, padded, time.perf_counter() - started, self.link.counters)
+
+    def blame(self, error: BaseException) -> None:
+        """End the epoch with ``error`` as its cause. Raises the cause that everybody is told when ``error`` is ours:
+        what this rank saw is often only an effect of it."""
+        cause = self._crossing.session.fail(error)
+        if isinstance(error, AFDError):
+            raise cause.error() from error
 
     def close(self, reason: str) -> None:
         """Leave the group on purpose. Twice is fine."""

@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import vllm.v1.worker.cpu.model_runner as native_v2
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker import cpu_worker as native
 
 from afd.attention.runners import AttentionRunnerV1, AttentionRunnerV2
@@ -22,3 +27,22 @@ class AttentionWorker(native.CPUWorker):
             rebind(native_v2, CPUModelRunner=self.afd_runner_v2),
         ):
             super().init_device()
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        with self._afd_blame():
+            return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        with self._afd_blame():
+            return super().sample_tokens(grammar_output)
+
+    @contextmanager
+    def _afd_blame(self) -> Iterator[None]:
+        """What a step raises outside the forward, while it prepares or samples, ends the epoch as its cause, too."""
+        try:
+            yield
+        except BaseException as error:
+            runner: AttentionRunnerV1 | AttentionRunnerV2 = self.model_runner
+            if runner.afd_peer is not None:
+                runner.afd_peer.blame(error)
+            raise

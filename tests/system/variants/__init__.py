@@ -16,3 +16,6 @@ MODULES_DIRECTORY = "TESTS_MODULES_DIRECTORY"
 
 INVENTORY_DIRECTORY = "TESTS_INVENTORY_DIRECTORY"
 """Environment variable with the directory where :mod:`tests.system.variants.inventory` writes one file per role."""
+
+ALIASING = "TESTS_ALIASING"
+"""Environment variable that makes :mod:`tests.system.variants.poison` return transport memory as a model's output."""
