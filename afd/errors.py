@@ -13,7 +13,7 @@
         └── ResourceError        the machine lacks something: shared memory, disk, a port
 
 The number is the exit code of the agent (``design.md`` §9; values from sysexits.h where one fits).
-This module imports nothing, so that every layer can raise these.
+This module imports nothing of AFD, so that every layer can raise these.
 """
 
 from __future__ import annotations

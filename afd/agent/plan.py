@@ -78,8 +78,9 @@ def plan_role(
     vllm_arguments.check(arguments)
     runner = runner_of(environment)
     dummy = arguments.get("--load-format", "auto") == "dummy"
-    directory = model_files.resolve(model, arguments.get("--revision") or None, weights=not dummy)
-    found = model_files.inspect(directory, weights=not dummy)
+    revision = arguments.get("--revision") or None
+    # Weights, which may have to be downloaded, only after the combination was accepted.
+    found = model_files.inspect(model_files.resolve(model, revision, weights=False), weights=False)
     fingerprint = Fingerprint(
         architecture=found.architecture,
         hidden_size=found.hidden_size,
@@ -92,6 +93,9 @@ def plan_role(
     )
     ranks = _ranks(role, config, arguments)
     support.check(combination(config, arguments, fingerprint, runner))
+    directory = model_files.resolve(model, revision, weights=not dummy)
+    if not dummy:
+        model_files.inspect(directory)
     plans = cores.plan_threads(config.topology.world_size)
     mine = [plans[config.topology.world_rank(rank)] for rank in ranks]
     served = arguments.values.get("--served-model-name") or (model,)

@@ -289,6 +289,10 @@ def check(arguments: VllmArguments) -> None:
     for flag, reason in _REFUSED.items():
         if arguments.enabled(flag):
             raise UnsupportedError(f"vLLM argument {flag}: {reason}")
+    if (servers := arguments.integer("--api-server-count", 1)) != 1:
+        raise UnsupportedError(
+            f"vLLM argument --api-server-count {servers}: the agent watches one API server; leave it out"
+        )
 
 
 def native(arguments: VllmArguments) -> list[str]:

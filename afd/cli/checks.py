@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afd.agent import cgroup
-from afd.agent.cache import cache_dir
 from afd.agent.cores import Cores, binding, plan_threads
+from afd.cache import cache_dir
 from afd.control.ports import owner
 from afd.errors import ConfigError
 

@@ -86,12 +86,19 @@ class UbatchPolicy:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Deadlines, in seconds. Every wait in AFD ends by one of them."""
+    """Deadlines, in seconds, of the waits that depend on the model or the cluster. All others are short and fixed."""
 
     rendezvous_s: float = field(
         default=600.0,
         metadata=_option(
             kinds.SECONDS, "How long a role waits for the other one to appear. Then missing ranks are named."
+        ),
+    )
+    load_s: float = field(
+        default=1800.0,
+        metadata=_option(
+            kinds.SECONDS,
+            "How long a role may take from the rendezvous to being ready: imports, weights, warm-up.",
         ),
     )
     step_s: float = field(
@@ -109,7 +116,8 @@ class Timeouts:
     grace_s: float = field(
         default=5.0,
         metadata=_option(
-            kinds.SECONDS, "How long an aborted process may take to end by itself before it is killed."
+            kinds.SECONDS,
+            "How long a role that is stopped may take to answer what is in flight, before it is killed.",
         ),
     )
 

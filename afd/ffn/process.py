@@ -97,7 +97,7 @@ class RankProcess:
         )
         try:
             crossing.exchange("steps", listener.address)
-            listener.connect_all(timeouts.rendezvous_s)
+            listener.connect_all(timeouts.load_s)
             link = crossing.connector.open_ffn(crossing.spec, crossing.exchange)
             crossing.session.report({}, state="ready-to-warm")
             reporter = Reporter(crossing.session, self.counters.snapshot)

@@ -40,8 +40,8 @@ class Crossing:
     spec: ConnectorSpec
 
     def exchange(self, key: str, value: Any, /) -> Mapping[str, Any]:
-        """One value from each rank of both roles. Bounded by ``rendezvous_s``: the peer may still be loading."""
-        return self.session.exchange(key, value, self.config.timeouts.rendezvous_s)
+        """One value from each rank of both roles. Bounded by ``load_s``: the peer may still be loading."""
+        return self.session.exchange(key, value, self.config.timeouts.load_s)
 
 
 def configuration(vllm_config: VllmConfig) -> AFDConfig:
@@ -62,7 +62,7 @@ def agree(vllm_config: VllmConfig, session: RankSession, rank: Rank, layers: tup
     session.exchange(
         "resolved",
         {**resolved.as_dict(), "remote layers": len(layers)},
-        config.timeouts.rendezvous_s,
+        config.timeouts.load_s,
         must_agree=True,
     )
     topology = config.topology

@@ -8,6 +8,7 @@ name and renamed, so any number of processes may do this at once.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -21,7 +22,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from afd.cache import cache_dir
 from afd.connectors.shm import layout
+from afd.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -107,11 +110,8 @@ def library_name() -> str:
 
 def cache_directories() -> Iterator[Path]:
     """Where the helper may be kept, best first: AFD_CACHE_DIR, the user's cache, a private temporary directory."""
-    chosen = os.environ.get("AFD_CACHE_DIR")
-    if chosen:
-        yield Path(chosen)
-    else:
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "afd"
+    with contextlib.suppress(ConfigError):  # a user without a home directory
+        yield cache_dir()
     yield Path(tempfile.gettempdir()) / f"afd-{os.getuid()}"
 
 

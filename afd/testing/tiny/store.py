@@ -15,7 +15,7 @@ from errno import EDQUOT, EEXIST, ENOSPC, ENOTEMPTY
 from pathlib import Path
 from typing import Any
 
-from afd.agent.cache import cache_dir
+from afd.cache import cache_dir
 from afd.config.kinds import nearest
 from afd.errors import ConfigError, ResourceError
 from afd.testing.tiny import tokens, weights
