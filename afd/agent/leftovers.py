@@ -9,7 +9,6 @@ lives, and unlinks those that are still there, unused by anybody else, when it i
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import psutil
@@ -64,13 +63,9 @@ class Leftovers:
     A process is known by its number and the time of its start: numbers are used again, and a role lives for weeks.
     """
 
-    RECENT_S = 3.0
-    """How long a process that is gone may explain why another one went. Compilers and such come and go."""
-
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._titles: dict[psutil.Process, str] = {}
-        self._gone: dict[psutil.Process, float] = {}
 
     def observe(self, roots: list[int]) -> None:
         """Note what the trees below ``roots`` use now."""
@@ -79,22 +74,12 @@ class Leftovers:
                 # Again each time: a forked process bears its parent's title until it chooses its own.
                 self._titles[process] = title(process) or self._titles.get(process, "")
                 self._names |= mapped_by(process.pid)
-        now = time.monotonic()
-        for process in [process for process in self._titles if not runs(process)]:
-            if now - self._gone.setdefault(process, now) > self.RECENT_S:
-                self._titles.pop(process, None)
-                self._gone.pop(process, None)
 
     def alive(self) -> list[psutil.Process]:
-        """Processes of the tree that still run."""
-        return [process for process in list(self._titles) if runs(process)]
-
-    def topmost_gone(self) -> tuple[int, str] | None:
-        """Number and name of the first process of the tree (parents come before children) that ended just now."""
-        for process in list(self._titles):
-            if not runs(process):
-                return process.pid, self.name(process.pid)
-        return None
+        """Processes of the tree that still run; those that do not are forgotten."""
+        for process in [process for process in list(self._titles) if not runs(process)]:
+            self._titles.pop(process, None)
+        return list(self._titles)
 
     def name(self, pid: int) -> str:
         """ "VLLM::Worker (process 12)", or "process 12" when it was never seen."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from afd.agent.deaths import Deaths
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
 from afd.agent.launch_protocol import ERROR
@@ -31,13 +32,14 @@ log = logging.getLogger(__name__)
 
 IMPORT_S = 120.0
 """How long the launcher may take to import vLLM. Without compiled bytecode on a busy machine it takes a minute."""
-OBSERVE_S = 1.0
-EXIT_STATUS_S = 0.3
+OBSERVE_S, OBSERVE_LOADING_S = 1.0, 0.2
+"""How often the process tree is looked at."""
+EXIT_STATUS_S = 0.2
 """How long the exit status of a process that is gone may take to arrive from the launcher."""
 
 
 class Processes:
-    """The process tree of a role. ``root_exited`` resolves to the cause when a process the agent started ends."""
+    """The process tree of a role."""
 
     def __init__(self, plan: RolePlan, runtime: Path) -> None:
         self._plan = plan
@@ -45,8 +47,10 @@ class Processes:
         self._launcher: Launcher | None = None
         self._children: list[Child] = []
         self._leftovers = Leftovers()
+        self._deaths = Deaths()
         self._inflight = InflightFile(runtime / "inflight", create=True)
         self._observer: asyncio.Task[None] | None = None
+        self._settled = False
         self._ended = False
 
     @property
@@ -84,9 +88,17 @@ class Processes:
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)
 
+    async def settled(self) -> None:
+        """The role is ready: every process has its name now, and little changes from here on."""
+        self._settled = True
+        await self.look()
+
     async def look(self) -> None:
-        """Note who belongs to the tree now; otherwise this happens every :data:`OBSERVE_S`."""
+        """Note who belongs to the tree."""
         await asyncio.to_thread(self._leftovers.observe, [child.pid for child in self._children])
+        for process in self._leftovers.alive():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._deaths.watch(process, self._leftovers.name(process.pid), process.ppid())
 
     async def first_exit(self) -> Child:
         """Wait until a process the agent started ends."""
@@ -94,29 +106,30 @@ class Processes:
         return next(child for child in self._children if child.exited.done())
 
     async def explain(self, process: Process) -> Cause:
-        """Why an attached process closed its connection without a goodbye: the topmost process that is gone.
-
-        Looked at once, before those above it notice and leave by themselves. When nobody is gone yet it is the process
-        itself: its connection closes a little before it ends.
-        """
+        """Why an attached process closed its connection without a goodbye: the process of the tree that ended first."""
         rank = str(process.rank or self._plan.ranks[0])
-        pid, name = self._leftovers.topmost_gone() or (process.pid, self._leftovers.name(process.pid))
+        death = await self._deaths.wait(EXIT_STATUS_S)
+        pid = process.pid if death is None else death.pid
         child = next((child for child in self._children if child.pid == pid), None)
         if child is not None:
             await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
             if child.exited.done():
                 return self.exit_cause(child)
-        text = f"{name} of {rank} was killed or crashed"
+        text = str(death or f"{self._leftovers.name(pid)} was killed or crashed")
         return Cause("RoleFailedError", text, rank=rank, host=self._plan.hello.host.name)
 
     def exit_cause(self, child: Child) -> Cause:
-        """The cause that the end of a process is, with the last thing it said when it left by itself."""
+        """The cause that the end of a process is, with the last thing it said when it left by itself. When one below it
+        ended before, that is the cause."""
         code, kind = child.exited.result(), "RoleFailedError"
         said = next((line.strip() for line in reversed(child.tail) if line.strip()), "")
+        first = self._deaths.first if code >= 0 else None
         if code == ConfigError.exit_code and said.startswith(ERROR):
             kind, text = "ConfigError", said.removeprefix(ERROR)
         else:
             text = f"the {child.name} (process {child.pid}) {describe_exit(code)}"
+            if first is not None and first.pid != child.pid:
+                text = f"{first}, then {text}"
             if code >= 0 and said:
                 text += f"; its last words: {said[:300]}"
         return Cause(kind, text, rank=str(self._plan.ranks[0]), host=self._plan.hello.host.name)
@@ -164,6 +177,7 @@ class Processes:
         self._ended = True
         if self._observer is not None:
             self._observer.cancel()
+        self._deaths.close()
         self._leftovers.observe([child.pid for child in self._children])
         if self._launcher is not None:
             self._launcher.release()
@@ -179,21 +193,22 @@ class Processes:
             sweep(epoch)
 
     async def _gone(self, timeout_s: float) -> None:
+        """Kill all at once: one after the other, by the death of its parent each, they would take their time."""
+        for process in self._leftovers.alive():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         deadline = time.monotonic() + timeout_s
         while alive := self._leftovers.alive():
             if time.monotonic() > deadline:
                 pids = ", ".join(str(process.pid) for process in alive)
-                log.warning("processes %s did not end within %.0f s; killing them", pids, timeout_s)
-                for process in alive:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
+                log.warning("processes %s were killed %.0f s ago and still run", pids, timeout_s)
                 return
             await asyncio.sleep(0.02)
 
     async def _observe(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(OBSERVE_S)
+            await asyncio.sleep(OBSERVE_S if self._settled else OBSERVE_LOADING_S)
 
 
 def _write(line: str) -> None:

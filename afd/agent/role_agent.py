@@ -162,10 +162,8 @@ class RoleAgent:
         else:
             await self._connected.wait()
             self._enter(control, "ready-to-warm")
-        await processes.look()  # by now every process has its name
-        await control.exchange(
-            "ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.rendezvous_s
-        )
+        await processes.settled()
+        await control.exchange("ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.load_s)
         self._enter(control, "ready")
 
     async def _serve(

@@ -47,14 +47,14 @@ class Victim:
 
 
 VICTIMS = (
-    Victim("rank F0", Role.FFN, "F0: the rank F0 (process {pid}) was killed by SIGKILL"),
-    Victim("API server", Role.ATTENTION, "A0: the API server (process {pid}) was killed by SIGKILL"),
+    Victim("rank F0", Role.FFN, "F0: the rank F0 (process {pid}) was killed"),
+    Victim("API server", Role.ATTENTION, "A0: the API server (process {pid}) was killed"),
     Victim("ffn agent", Role.FFN, "F0: its agent (pid {pid} on "),
     Victim("attention agent", Role.ATTENTION, "A0: its agent (pid {pid} on "),
-    Victim("EngineCore", Role.ATTENTION, "A0: VLLM::EngineCore (process {pid}) of A0 was killed"),
-    Victim("Worker", Role.ATTENTION, "A0: VLLM::Worker (process {pid}) of A0 was killed"),
-    Victim("rank F0", Role.FFN, "F0: the rank F0 (process {pid}) was killed by SIGKILL", "v1"),
-    Victim("Worker", Role.ATTENTION, "A0: VLLM::Worker (process {pid}) of A0 was killed", "v1"),
+    Victim("EngineCore", Role.ATTENTION, "A0: VLLM::EngineCore (process {pid}) was killed"),
+    Victim("Worker", Role.ATTENTION, "A0: VLLM::Worker (process {pid}) was killed"),
+    Victim("rank F0", Role.FFN, "F0: the rank F0 (process {pid}) was killed", "v1"),
+    Victim("Worker", Role.ATTENTION, "A0: VLLM::Worker (process {pid}) was killed", "v1"),
 )
 PAIRWISE = ("rank-F0-v2", "API-server-v2")
 

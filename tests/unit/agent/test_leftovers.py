@@ -136,32 +136,15 @@ def test_a_child_that_appears_later_is_noticed_by_the_next_look(start: Start, pr
     assert [process.pid for process in leftovers.alive()] == [pid]
 
 
-def test_the_topmost_process_that_is_gone_is_named(start: Start, prefix: str) -> None:
-    pid, (child,) = start(prefix + "a", child=(prefix + "b",))
+def test_a_process_is_named_by_its_title_and_forgotten_when_it_is_gone(start: Start, prefix: str) -> None:
+    pid, _ = start(prefix + "a")
     leftovers = Leftovers()
     leftovers.observe([pid])
-    assert leftovers.topmost_gone() is None
-    kill(child)
-    found = leftovers.topmost_gone()
-    assert found is not None
-    assert found == (child, f"{Path(sys.executable).name} (process {child})")
+    assert leftovers.name(pid) == f"{Path(sys.executable).name} (process {pid})"
+    assert leftovers.name(1) == "process 1"
+    assert [process.pid for process in leftovers.alive()] == [pid]
     kill(pid)
-    assert (leftovers.topmost_gone() or (0, ""))[0] == pid
-
-
-def test_a_process_that_went_long_ago_explains_nothing(start: Start, prefix: str) -> None:
-    pid, (child,) = start(prefix + "a", child=(prefix + "b",))
-    leftovers = Leftovers()
-    leftovers.RECENT_S = 0.05
-    leftovers.observe([pid])
-    kill(child)
-    leftovers.observe([pid])
-    assert leftovers.topmost_gone() is not None
-    time.sleep(0.1)
-    leftovers.observe([pid])
-    assert leftovers.topmost_gone() is None
-    kill(pid)
-    assert leftovers.remove() == [prefix + "a", prefix + "b"]
+    assert leftovers.alive() == []
 
 
 def test_a_process_that_its_parent_has_not_read_does_not_run() -> None:

@@ -130,7 +130,7 @@ def test_a_killed_process_below_the_first_one_is_named_by_its_title(run: Run) ->
         await asyncio.to_thread(wait_until, lambda: gone(child), "the child is gone")
         cause = await processes.explain(Process(A0, "rank", 1))
         assert (cause.kind, cause.rank) == ("RoleFailedError", "A0")
-        assert cause.message.endswith(f"(process {child}) of A0 was killed or crashed")
+        assert cause.message.endswith(f"(process {child}) was killed by SIGKILL")
 
     run("family", work, Role.ATTENTION)
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which order the processes of a role end, and how, as the kernel tells it.
+
+When a worker is killed while it loads, its engine fails, then the API server, and only that one is a child whose exit
+code the agent hears. The first death is the one worth telling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from afd.agent.launcher import describe_exit
+from afd.agent.leftovers import runs
+
+_OURS = ("VLLM::", "afd::")
+"""How the processes of a role call themselves. Compilers and such come and go, and may fail."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """``name`` as in "VLLM::Worker (process 12)"; ``code`` as in subprocess, None when the kernel forgot it already."""
+
+    pid: int
+    name: str
+    code: int | None
+
+    def __str__(self) -> str:
+        return f"{self.name} {'was killed or crashed' if self.code is None else describe_exit(self.code)}"
+
+
+@dataclass(frozen=True)
+class _Watched:
+    process: psutil.Process
+    name: str
+    parent: int
+
+
+class Deaths:
+    """Hears of each watched process when it ends. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._watched: dict[int, _Watched] = {}
+        self._descriptors: dict[psutil.Process, int] = {}
+        self._first: Death | None = None
+        self._changed = asyncio.Event()
+
+    def watch(self, process: psutil.Process, name: str, parent: int) -> None:
+        """Hear of the end of ``process``, a child of ``parent``. Called again, it takes over the name."""
+        if not name.startswith(_OURS):
+            return
+        if process not in self._descriptors:
+            try:
+                descriptor = os.pidfd_open(process.pid)
+            except OSError:  # gone already, or a sandbox that has no such call: less is known then
+                return
+            if not process.is_running():  # somebody else has its number now
+                os.close(descriptor)
+                return
+            self._descriptors[process] = descriptor
+            asyncio.get_running_loop().add_reader(descriptor, self._on_end, process)
+        self._watched[process.pid] = _Watched(process, name, parent)
+
+    @property
+    def first(self) -> Death | None:
+        """The first that was no success."""
+        return self._first
+
+    async def wait(self, timeout_s: float) -> Death | None:
+        """The first that was no success; waits for it at most ``timeout_s``."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return None
+        return self._first
+
+    def close(self) -> None:
+        for process in list(self._descriptors):
+            self._forget(process)
+
+    def _on_end(self, process: psutil.Process) -> None:
+        self._forget(process)
+        code = _exit_code(process.pid)
+        if code != 0 and self._first is None:
+            self._first = self._topmost(Death(process.pid, self._watched[process.pid].name, code))
+            self._changed.set()
+
+    def _topmost(self, death: Death) -> Death:
+        """``death``, or that of a parent that was killed: the kernel kills its children before all of its threads are
+        gone, and only then tells of it."""
+        above = self._watched.get(self._watched[death.pid].parent)
+        while above is not None:
+            code = None if runs(above.process) else _exit_code(above.process.pid)
+            if code is not None and code < 0:
+                death = Death(above.process.pid, above.name, code)
+            above = self._watched.get(above.parent)
+        return death
+
+    def _forget(self, process: psutil.Process) -> None:
+        descriptor = self._descriptors.pop(process)
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _exit_code(pid: int) -> int | None:
+    """The exit code of a process that nobody has waited for yet, negative for a signal; None when it is gone."""
+    try:
+        # The name in brackets may hold anything; the fields after it are numbers. Field 52 is the status.
+        fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        )
+    except OSError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
