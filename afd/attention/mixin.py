@@ -6,7 +6,7 @@ beside it. Three seams are used, and no upstream body is copied:
 
 * ``load_model``: built inside the role scope, then connected to FFN, then ``model.forward`` is wrapped on the
   instance (every eager step passes there: real, dummy and profile);
-* ``step``: what a runner tells the mixin about the forward that comes next;
+* ``afd_step``: what a runner tells the mixin about the forward that comes next;
 * ``shutdown``: say good-bye before the native shutdown.
 
 What it does not do: schedule, sample, or know a transport. One class serves V1 and V2; what differs is how a
@@ -69,6 +69,8 @@ class AttentionMixin:
 
     def shutdown(self) -> None:
         """Leave the group on purpose, then shut the runner down."""
-        if self.afd_peer is not None:  # None when the device or the model failed to start
-            self.afd_peer.close("shutdown")
-        super().shutdown()  # type: ignore[misc]
+        try:
+            if self.afd_peer is not None:  # None when the device or the model failed to start
+                self.afd_peer.close("shutdown")
+        finally:
+            super().shutdown()  # type: ignore[misc]

@@ -7,10 +7,13 @@ import importlib
 import os
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from afd.agent.environment import cpu_environment
+from afd.agent.vllm_arguments import complete, parse
+from afd.testing.tiny import resolve_builtin
 
 Module = Callable[[str], types.ModuleType]
 
@@ -26,3 +29,18 @@ def module() -> Iterator[Module]:
         cores = os.sched_getaffinity(0)
         yield importlib.import_module
         os.sched_setaffinity(0, cores)
+
+
+@pytest.fixture(scope="package")
+def engine_config(module: Module) -> Callable[..., Any]:
+    """vLLM's configuration for the builtin model and more arguments."""
+
+    def make(*argv: str, completed: bool = True) -> Any:
+        given = ["--dtype", "float32", "--max-model-len", "64", "--max-num-batched-tokens", "64", *argv]
+        if completed:
+            given = complete(parse(given), additional={"afd": {"port": 9444}}, worker_class=None)
+        return module("afd.ffn.process").engine_config(
+            [str(resolve_builtin("builtin:tiny-deepseek-v2")), *given]
+        )
+
+    return make

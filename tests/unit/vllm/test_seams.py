@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from afd.agent.vllm_arguments import complete, parse
 from afd.errors import ConfigError, MisuseError, UnsupportedError
 from afd.families import FAMILIES, Family
 from afd.models.proxies import Absent, Hop, RemoteFFN
 from afd.rebind import HOOKS, Hook
-from afd.testing.tiny import resolve_builtin
 from afd.topology import Role
 from tests.unit.vllm.conftest import Module
 
@@ -144,21 +142,6 @@ def test_vllms_processes_are_forked_inside_the_block_only(module: Module) -> Non
 
 
 # ---- what vLLM resolves -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def engine_config(module: Module) -> Any:
-    """vLLM's configuration for the builtin model and more arguments."""
-
-    def make(*argv: str, completed: bool = True) -> Any:
-        given = ["--dtype", "float32", "--max-model-len", "128", "--max-num-batched-tokens", "64", *argv]
-        if completed:
-            given = complete(parse(given), additional={"afd": {"port": 9444}}, worker_class=None)
-        return module("afd.ffn.process").engine_config(
-            [str(resolve_builtin("builtin:tiny-deepseek-v2")), *given]
-        )
-
-    return make
 
 
 def test_what_vllm_resolved_is_read_once_for_both_roles_to_compare(
