@@ -17,14 +17,19 @@ _SHM = "/dev/shm/"
 
 
 def mapped_by(pid: int) -> set[str]:
-    """Names in /dev/shm that a process has mapped. Empty when it is gone or not ours to read."""
+    """Names of files directly in /dev/shm that a process has mapped. Empty when it is gone or not ours to read.
+
+    Directories there are somebody's own: a checkpoint, a cache.
+    """
     found: set[str] = set()
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
             for line in maps:
                 place = line.find(_SHM)
                 if place >= 0:
-                    found.add(line[place + len(_SHM) :].strip().removesuffix(" (deleted)"))
+                    name = line[place + len(_SHM) :].strip().removesuffix(" (deleted)")
+                    if "/" not in name:
+                        found.add(name)
     except OSError:
         return found
     return found
@@ -57,6 +62,14 @@ def title(process: psutil.Process) -> str:
     return words[0].strip().rpartition("/")[2] if words else ""
 
 
+def _ours(path: str) -> bool:
+    """Whether a file is there and belongs to this user."""
+    try:
+        return os.stat(path).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
 class Leftovers:
     """Remembers the processes of a role's tree, and what they mapped in /dev/shm.
 
@@ -64,6 +77,7 @@ class Leftovers:
     """
 
     def __init__(self) -> None:
+        self._before = set(os.listdir(_SHM))
         self._names: set[str] = set()
         self._titles: dict[psutil.Process, str] = {}
 
@@ -87,8 +101,9 @@ class Leftovers:
         return f"{found} (process {pid})" if found else f"process {pid}"
 
     def remove(self) -> list[str]:
-        """Unlink what the tree left, unless a living process outside it has it mapped. Returns the names."""
-        candidates = {name for name in self._names if os.path.exists(_SHM + name)}
+        """Unlink what the tree left, unless it was there before or a living process outside it has it mapped. Returns
+        the names."""
+        candidates = {name for name in self._names - self._before if _ours(_SHM + name)}
         if not candidates:
             return []
         in_use: set[str] = set()

@@ -20,6 +20,9 @@ from afd.families import family_of
 from afd.support import Combination
 from afd.topology import Rank, Role
 
+TEARDOWN_S = 2.0
+"""What vLLM needs for its shutdown after the last request was answered."""
+
 API_PORT = 8000
 """vLLM's default."""
 
@@ -34,7 +37,7 @@ class RolePlan:
     """One role of one run. ``argv`` is what vLLM gets; ``environment`` what every process of the role gets.
 
     ``target`` is the function its processes run; ``ranks`` those of this agent; ``api_key`` what Attention's API server
-    wants to hear, "" when it asks for none.
+    wants to hear, "" when it asks for none; ``drain_s`` how long a stop may take, in seconds.
     """
 
     role: Role
@@ -50,6 +53,7 @@ class RolePlan:
     agent_host: str
     agent_port: int
     served_model: str
+    drain_s: float
     api_key: str = field(default="", repr=False)
 
     @property
@@ -91,6 +95,7 @@ def plan_role(
         quantisation=arguments.get("--quantization") or found.quantisation,
         config_digest=found.config_digest,
     )
+    drain_s = max(config.timeouts.grace_s, arguments.integer("--shutdown-timeout", 0) + TEARDOWN_S)
     ranks = _ranks(role, config, arguments)
     support.check(combination(config, arguments, fingerprint, runner))
     directory = model_files.resolve(model, revision, weights=not dummy)
@@ -136,6 +141,7 @@ def plan_role(
             runner=runner,
             host=this_host(),
             heartbeat_s=config.timeouts.heartbeat_s,
+            notes={"drain_s": f"{drain_s:g}"},
         ),
         argv=tuple(argv),
         environment=cpu_environment(
@@ -146,6 +152,7 @@ def plan_role(
         api_port=arguments.integer("--port", API_PORT),
         agent_host=agent_host,
         agent_port=agent_port,
+        drain_s=drain_s,
         served_model=served[0],
         api_key=keys[0],
     )

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -41,8 +42,9 @@ EXIT_STATUS_S = 0.2
 class Processes:
     """The process tree of a role."""
 
-    def __init__(self, plan: RolePlan, runtime: Path) -> None:
+    def __init__(self, plan: RolePlan, runtime: Path, write: Callable[[str], None] | None = None) -> None:
         self._plan = plan
+        self._write = write or _to_stderr
         self._runtime = runtime
         self._launcher: Launcher | None = None
         self._children: list[Child] = []
@@ -83,7 +85,7 @@ class Processes:
         assert self._launcher is not None
         prefix = "" if self._plan.role is Role.ATTENTION else f"({name.removeprefix('rank ')}) "
         child = await self._launcher.spawn(
-            name, self._plan.target, self._plan.argv, environment, lambda line: _write(f"{prefix}{line}")
+            name, self._plan.target, self._plan.argv, environment, lambda line: self._write(f"{prefix}{line}")
         )
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)
@@ -114,6 +116,11 @@ class Processes:
         if child is not None:
             await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
             if child.exited.done():
+                return self.exit_cause(child)
+        # A child that was killed takes those below it along, and its status may arrive after theirs.
+        await asyncio.wait([child.exited for child in self._children], timeout=EXIT_STATUS_S / 4)
+        for child in self._children:
+            if child.exited.done() and child.exited.result() < 0:
                 return self.exit_cause(child)
         text = str(death or f"{self._leftovers.name(pid)} was killed or crashed")
         return Cause("RoleFailedError", text, rank=rank, host=self._plan.hello.host.name)
@@ -175,22 +182,23 @@ class Processes:
         if self._ended:
             return
         self._ended = True
-        if self._observer is not None:
-            self._observer.cancel()
-        self._deaths.close()
-        self._leftovers.observe([child.pid for child in self._children])
-        if self._launcher is not None:
-            self._launcher.release()
-            await self._gone(2.0)
-            await self._launcher.drain_output(0.3)
-            await self._launcher.close()
-        removed = self._leftovers.remove()
-        if removed:
-            log.info(
-                "removed %d shared-memory files that the role left: %s", len(removed), ", ".join(removed[:6])
-            )
-        if epoch:
-            sweep(epoch)
+        try:
+            if self._observer is not None:
+                self._observer.cancel()
+            self._deaths.close()
+            self._leftovers.observe([child.pid for child in self._children])
+        finally:
+            if self._launcher is not None:
+                self._launcher.release()
+                await self._gone(2.0)
+                await self._launcher.drain_output(0.3)
+                await self._launcher.close()
+            removed = self._leftovers.remove()
+            if removed:
+                names = ", ".join(removed[:6])
+                log.info("removed %d shared-memory files that the role left: %s", len(removed), names)
+            if epoch:
+                sweep(epoch)
 
     async def _gone(self, timeout_s: float) -> None:
         """Kill all at once: one after the other, by the death of its parent each, they would take their time."""
@@ -211,6 +219,5 @@ class Processes:
             await asyncio.sleep(OBSERVE_S if self._settled else OBSERVE_LOADING_S)
 
 
-def _write(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,8 +53,11 @@ _T = TypeVar("_T")
 class RoleAgent:
     """One role of one run, from its agent port to its exit code."""
 
-    def __init__(self, plan: RolePlan) -> None:
+    def __init__(self, plan: RolePlan, write: Callable[[str], None] | None = None) -> None:
+        """``write`` takes the lines that the role's processes say, and does not block; stderr when it is None."""
         self._plan = plan
+        self._write = write
+        self._signalled = False
         self.status = AgentStatus(plan)
         self._stop = asyncio.Event()
         self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -87,7 +90,7 @@ class RoleAgent:
         control = await self._unless_stopped(forming.__aenter__())
         if control is None:
             return
-        processes = Processes(plan, runtime)
+        processes = Processes(plan, runtime, self._write)
         self._hurry = processes.kill
         error: BaseException | None = None
         try:
@@ -120,14 +123,14 @@ class RoleAgent:
         control.abort.subscribe(wake)
         self.status.enter("loading")
         async with open_hub(
-            control, on_report=self._on_report, on_death=processes.explain, stopping=self._stop.is_set
+            control, on_report=self._on_report, on_death=processes.explain, stopping=self._leaving
         ) as hub:
             transport = agreed_transport(control.hellos)
             self.status.transport = transport
             starting = asyncio.create_task(self._start(control, processes, hub.address, transport))
             stopping = asyncio.create_task(self._stop.wait())
             aborting = asyncio.create_task(aborted.wait())
-            following = asyncio.create_task(self._follow(control))
+            following = asyncio.create_task(self._guarded(control, self._follow(control)))
             try:
                 ends: list[asyncio.Future[Any]] = [starting, stopping, aborting, self._left]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +156,7 @@ class RoleAgent:
         """Bring the role from nothing to ``ready``."""
         plan = self._plan
         await processes.start(hub, transport)
-        watch = asyncio.create_task(self._watch(control, processes))
+        watch = asyncio.create_task(self._guarded(control, self._watch(control, processes)))
         self.status.on_close(watch.cancel)
         if plan.role is Role.ATTENTION:
             await self._until_healthy()
@@ -195,9 +198,21 @@ class RoleAgent:
         if control.abort.cause is None:
             await control.fail(processes.exit_cause(child))
 
+    async def _guarded(self, control: Control, work: Coroutine[Any, Any, None]) -> None:
+        """Run what nobody waits for: should it break, the role ends instead of going on without it."""
+        try:
+            await work
+        except Exception as error:
+            log.exception("a task of the agent broke")
+            await control.fail(Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name))
+
+    def _leaving(self) -> bool:
+        """Whether this role is stopping, or what it served has left: processes may end now."""
+        return self._stop.is_set() or self._left.done()
+
     def _expected_exit(self, child: Child) -> bool:
-        """An FFN rank ends with code 0 when all of Attention said good-bye."""
-        return self._stop.is_set() or (self._plan.role is Role.FFN and child.exited.result() == 0)
+        """An FFN rank ends with code 0 when all of Attention said good-bye; the hub judges whether it should have."""
+        return self._leaving() or (self._plan.role is Role.FFN and child.exited.result() == 0)
 
     async def _aborted(self, control: Control, processes: Processes) -> None:
         """Requests in flight get their error, then the role ends with the root cause."""
@@ -209,28 +224,35 @@ class RoleAgent:
     async def _stopped(
         self, control: Control, hub: LocalHub, processes: Processes, aborting: asyncio.Task[bool]
     ) -> None:
-        """A signal, here or at a peer. Attention lets vLLM finish what is in flight, within the grace period; FFN
-        serves until Attention has left."""
-        grace_s = self._plan.config.timeouts.grace_s
+        """A signal, here or at a peer. Attention lets vLLM finish what is in flight, within its budget; FFN serves
+        until Attention has left. Raises RoleFailedError unless everything in flight was answered."""
+        drain_s = max(float(hello.notes.get("drain_s", 0)) for hello in control.hellos)
+        failure = ""
         if self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY):
             self.status.enter("draining")
         control.set_state("draining")
         if self._plan.role is Role.FFN:
             hurried = asyncio.create_task(self._hurried.wait())
             ends: list[asyncio.Future[Any]] = [self._left, aborting, hurried]
-            await asyncio.wait(ends, timeout=grace_s + LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=drain_s + LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
             if (
                 self._left.done()
             ):  # ranks to which all of Attention said good-bye end now; others wait for a step
                 await processes.wait(FAREWELL_S)
             elif not aborting.done() and not self._hurried.is_set():
-                log.warning("Attention did not leave within %.0f s", grace_s + LEAVE_S)
+                failure = f"Attention did not leave within {drain_s + LEAVE_S:.0f} s of the stop"
             # Attention must hear that this is no failure before it loses its peer.
             await control.close("stopped by a signal")
             await hub.close()
-        if not await processes.terminate(grace_s):
-            log.warning("the role did not end within %.0f s", grace_s)
+        if not await processes.terminate(self._plan.drain_s):
+            failure = failure or f"requests were still in flight {self._plan.drain_s:.0f} s after the stop"
+        if self._hurried.is_set():
+            failure = "a second signal ended the role before it was drained"
+        if control.abort.cause is not None and not self._left.done():
+            control.abort.check()
+        if failure:
+            raise RoleFailedError(failure)
         self.status.enter("stopped")
 
     async def _follow(self, control: Control) -> None:
@@ -252,10 +274,10 @@ class RoleAgent:
     # ---- readiness ----------------------------------------------------------------------------------------
 
     async def _until_healthy(self) -> None:
-        """Wait until the API server answers. Ends by the abort when its process does, and by ``rendezvous_s``."""
+        """Wait until the API server answers. Ends by the abort when its process does, and by ``load_s``."""
         timeout = aiohttp.ClientTimeout(total=2)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            deadline = asyncio.get_running_loop().time() + self._plan.config.timeouts.rendezvous_s
+            deadline = asyncio.get_running_loop().time() + self._plan.config.timeouts.load_s
             while asyncio.get_running_loop().time() < deadline:
                 try:
                     async with session.get(f"{self._plan.api_url}/health") as response:
@@ -265,12 +287,12 @@ class RoleAgent:
                     pass  # not listening yet
                 await asyncio.sleep(POLL_S)
         raise RoleFailedError(
-            f"the API server did not become healthy within {self._plan.config.timeouts.rendezvous_s:.0f} s"
+            f"the API server did not become healthy within {self._plan.config.timeouts.load_s:.0f} s (load_s)"
         )
 
     async def _warm_up(self) -> None:
         """One real request, all the way through FFN. Readiness speaks of generation, not of an open port."""
-        body = {"model": self._plan.served_model, "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0.0}
+        body = {"model": self._plan.served_model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
         timeout = aiohttp.ClientTimeout(total=self._plan.config.timeouts.step_s)
         key = self._plan.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -308,11 +330,12 @@ class RoleAgent:
         control.set_state(state)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._stop.is_set():
+        if self._signalled:
             log.info("%s again: ending at once", signal.Signals(number).name)
             self._hurry()
             self._hurried.set()
             return
+        self._signalled = True
         log.info("%s: stopping; a second signal ends the role at once", signal.Signals(number).name)
         self._stop.set()
 

@@ -14,6 +14,7 @@ import click
 
 from afd.agent import vllm_arguments
 from afd.agent.environment import RUNNER_VARIABLE
+from afd.agent.output import Output, OutputHandler
 from afd.agent.plan import RolePlan, plan_role
 from afd.agent.role_agent import RoleAgent
 from afd.cli.options import afd_options, refuse_unknown, resolve
@@ -117,18 +118,22 @@ def plan(
 
 def serve(plan: RolePlan) -> int:
     """Run the role's agent to its end. Returns 0 after a stop; raises the AFDError that ended the role."""
+    output = Output(sys.stderr)
     logging.basicConfig(
         level=logging.INFO,
-        stream=sys.stderr,
+        handlers=[OutputHandler(output)],
         format=f"%(asctime)s.%(msecs)03d afd {plan.role} %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
         force=True,
     )
 
     async def run() -> None:
-        await RoleAgent(plan).run()
+        await RoleAgent(plan, output.line).run()
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        output.close()
     return 0
 
 

@@ -37,6 +37,8 @@ from afd.topology import Rank
 log = logging.getLogger(__name__)
 
 ATTACH_S = 5.0
+UNASKED_S = 1.0
+"""How long the news that the role stops may take, when a rank has left already."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,21 @@ class LocalHub:
         lost = bye is None and self._open and self._control.abort.cause is None
         if lost and not self._stopping():
             await self._control.fail(await self._on_death(process))
-        else:
-            log.info("%s detached: %s", process, bye or "it ended")
+            return
+        log.info("%s detached: %s", process, bye or "it ended")
+        if process.rank is not None and bye is not None and await self._unasked():
+            host = self._control.hello.host.name
+            text = f"{process} on {host} left by itself ({bye}); the reason is in its output"
+            await self._control.fail(Cause("RoleFailedError", text, rank=str(process.rank), host=host))
+
+    async def _unasked(self) -> bool:
+        """Whether a rank left although nobody stops the role: its engine shut it down. News of a stop may come a moment
+        later than its effect."""
+        for _ in range(20):
+            if self._stopping() or not self._open or self._control.abort.cause is not None:
+                return False
+            await asyncio.sleep(UNASKED_S / 20)
+        return True
 
     def _wrong_rank(self, rank: Rank, process: Process) -> Cause | None:
         if rank not in self._control.ranks:

@@ -29,6 +29,7 @@ from afd.agent.environment import cpu_environment
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.agent.launcher import Child, Launcher, describe_exit, own_session, start_launcher
 from afd.agent.leftovers import runs
+from afd.agent.leftovers import Leftovers
 from afd.agent.plan import API_SERVER
 from afd.errors import PeerAbsentError, RoleFailedError
 from afd.topology import Role, Topology
@@ -259,9 +260,10 @@ class Group:
 class Reference:
     """Native vLLM, forked from the shared launcher. Use inside one event loop; :meth:`close` kills it."""
 
-    def __init__(self, launcher: Launcher, child: Child, url: str, log: Path) -> None:
+    def __init__(self, launcher: Launcher, child: Child, url: str, log: Path, leftovers: Leftovers) -> None:
         self._launcher = launcher
         self._child = child
+        self._leftovers = leftovers
         self.pid = child.pid
         self.url = url
         self.log = log
@@ -292,9 +294,10 @@ class Reference:
             log.flush()
 
         environment = native_environment(layout)
+        leftovers = Leftovers()
         connection = await Launcher.open(directory, environment, 120.0, path=launcher)
         child = await connection.spawn("native vLLM", target, argv, environment, write)
-        return cls(connection, child, f"http://127.0.0.1:{port}", path)
+        return cls(connection, child, f"http://127.0.0.1:{port}", path, leftovers)
 
     async def ready(self, timeout_s: float) -> None:
         """Wait until it answers. Raises RoleFailedError."""
@@ -311,7 +314,12 @@ class Reference:
                 await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
+        """Kill it, which is quicker than its shutdown, and remove the shared memory that it leaves then."""
+        self._leftovers.observe([self.pid])
         await self._launcher.close()
+        while self._leftovers.alive():
+            await asyncio.sleep(0.02)
+        self._leftovers.remove()
 
 
 def native_arguments(layout: Layout) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -98,8 +99,8 @@ def test_the_files_that_a_process_maps_are_named(start: Start, prefix: str) -> N
 
 def test_what_a_killed_tree_left_is_removed_and_nothing_else(start: Start, prefix: str) -> None:
     (SHM / (prefix + "foreign")).write_bytes(b"x")
-    pid, _ = start(prefix + "a", child=(prefix + "b",))
     leftovers = Leftovers()
+    pid, _ = start(prefix + "a", child=(prefix + "b",))
     leftovers.observe([pid])
     kill(pid)
     assert leftovers.remove() == [prefix + "a", prefix + "b"]
@@ -108,9 +109,9 @@ def test_what_a_killed_tree_left_is_removed_and_nothing_else(start: Start, prefi
 
 
 def test_a_file_that_a_living_process_outside_the_tree_maps_is_kept(start: Start, prefix: str) -> None:
+    leftovers = Leftovers()
     pid, _ = start(prefix + "shared", prefix + "own")
     other, _ = start(prefix + "shared")
-    leftovers = Leftovers()
     leftovers.observe([pid])
     kill(pid)
     assert leftovers.remove() == [prefix + "own"]
@@ -125,6 +126,24 @@ def test_a_file_that_its_process_removed_itself_is_no_leftover(start: Start, pre
     (SHM / (prefix + "a")).unlink()
     kill(pid)
     assert leftovers.remove() == []
+
+
+def test_what_was_there_before_the_role_and_what_is_in_a_directory_is_somebody_elses(
+    start: Start, prefix: str
+) -> None:
+    (SHM / (prefix + "before")).write_bytes(b"x" * 4096)
+    directory = SHM / (prefix + "models")
+    directory.mkdir()
+    try:
+        (directory / "weights").write_bytes(b"x" * 4096)
+        leftovers = Leftovers()
+        pid, _ = start(prefix + "before", f"{prefix}models/weights")
+        leftovers.observe([pid])
+        kill(pid)
+        assert leftovers.remove() == []
+        assert (directory / "weights").exists()
+    finally:
+        shutil.rmtree(directory)
 
 
 def test_a_child_that_appears_later_is_noticed_by_the_next_look(start: Start, prefix: str) -> None:
