@@ -28,8 +28,7 @@ from afd.agent import cores, vllm_arguments
 from afd.agent.environment import cpu_environment
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.agent.launcher import Child, Launcher, describe_exit, own_session, start_launcher
-from afd.agent.leftovers import runs
-from afd.agent.leftovers import Leftovers
+from afd.agent.leftovers import Leftovers, runs
 from afd.agent.plan import API_SERVER
 from afd.errors import PeerAbsentError, RoleFailedError
 from afd.topology import Role, Topology
