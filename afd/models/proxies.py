@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from afd.connectors.base import AttentionLink, Slot
+from afd.connectors.slicing import slice_rows
 from afd.errors import MisuseError
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -40,7 +41,9 @@ class Hop:
         if link is None:
             raise MisuseError(f"layer {layer} ran before this rank was connected to FFN")
         slot = Slot(layer, self.ubatch)
-        link.send(slot, hidden, self.token_ids)
+        # All rows of the ubatch cross. A tensor-parallel rank will cut its own range of them here, ids included.
+        rows, ids = slice_rows(hidden, self.token_ids, 0, hidden.shape[0], ids=self.token_ids is not None)
+        link.send(slot, rows, ids)
         # A layer consumes the reply before the next hop, so it may stay a view of transport memory; what the last
         # layer returns becomes the output of the model and must outlive the step.
         return link.receive(slot, torch.empty_like(hidden) if layer == self.last_layer else None)
