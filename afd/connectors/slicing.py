@@ -51,6 +51,8 @@ def slice_rows(
     count = stop - start
     if padded is not None and padded < count:
         raise MisuseError(f"{count} rows do not fit into {padded} padded rows")
+    if count == rows and (padded is None or padded == count):
+        return hidden, token_ids
     part = hidden[start:stop]
     part_ids = None if token_ids is None else token_ids[start:stop]
     if padded is None or padded == count:

@@ -202,8 +202,8 @@ FEATURES: Mapping[str, Feature] = {
         Feature(
             "structured_output",
             "response_format, guided decoding",
-            "not refused by AFD: vLLM's V2 runner pins memory for such a request, which ends the engine on CPU, without "
-            "AFD too; use runner V1 for it",
+            "not refused by AFD: vLLM's V2 runner pins memory for such a request, which ends the engine on CPU, "
+            "without AFD too; use runner V1 for it",
             only=(("platform", "cpu"), ("runner", "v2")),
         ),
     )
