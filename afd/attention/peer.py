@@ -21,6 +21,24 @@ from afd.models.crossing import Crossing, agree
 from afd.topology import Rank, Role, attention_rank
 
 
+def attention_rank_of(vllm_config: VllmConfig, rank: int) -> Rank:
+    """The AFD rank of vLLM's ``rank`` inside one engine. Pipelines are not supported, so that is its TP rank."""
+    parallel = vllm_config.parallel_config
+    return Rank(
+        Role.ATTENTION, attention_rank(parallel.data_parallel_rank, rank, parallel.tensor_parallel_size)
+    )
+
+
+def report_failure(rank: Rank, error: Exception) -> None:
+    """Tell the agent why ``rank`` ends before it has joined its group."""
+    try:
+        session = RankSession.attach(rank=rank)
+        session.fail(error)
+        session.close("it failed")
+    except AFDError:
+        return  # the agent has a cause already, or is gone
+
+
 class Peer:
     """FFN, as one Attention rank sees it. Used by the model thread only."""
 
@@ -39,11 +57,7 @@ class Peer:
 
         Raises MismatchError, PeerAbsentError or PeerLostError as the control plane tells.
         """
-        parallel = vllm_config.parallel_config
-        index = attention_rank(
-            parallel.data_parallel_rank, get_tensor_model_parallel_rank(), parallel.tensor_parallel_size
-        )
-        rank = Rank(Role.ATTENTION, index)
+        rank = attention_rank_of(vllm_config, get_tensor_model_parallel_rank())
         session = RankSession.attach(rank=rank)
         try:
             crossing = agree(vllm_config, session, rank, layers)

@@ -8,25 +8,45 @@ from contextlib import contextmanager
 from typing import Any
 
 import vllm.v1.worker.cpu.model_runner as native_v2
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker import cpu_worker as native
 
+from afd.attention.peer import Peer, attention_rank_of, report_failure
 from afd.attention.runners import AttentionRunnerV1, AttentionRunnerV2
 from afd.rebind import rebind
 
 
 class AttentionWorker(native.CPUWorker):
-    """Both runner versions are bound for the moment in which the worker constructs its runner."""
+    """Both runner versions are bound for the moment in which the worker constructs its runner.
+
+    What this process raises, from its first moment on, ends the epoch as its cause: later it would only be seen that
+    vLLM's engine is gone.
+    """
 
     afd_runner_v1: type[AttentionRunnerV1] = AttentionRunnerV1
     afd_runner_v2: type[AttentionRunnerV2] = AttentionRunnerV2
+    afd_peer: Peer | None = None
+
+    def __init__(
+        self, vllm_config: VllmConfig, local_rank: int, rank: int, *args: Any, **kwargs: Any
+    ) -> None:
+        self.afd_rank = attention_rank_of(vllm_config, rank)
+        with self._afd_blame():
+            super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 
     def init_device(self) -> None:
         with (
+            self._afd_blame(),
             rebind(native, CPUModelRunner=self.afd_runner_v1),
             rebind(native_v2, CPUModelRunner=self.afd_runner_v2),
         ):
             super().init_device()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        with self._afd_blame():
+            super().load_model(*args, **kwargs)
+        self.afd_peer = self.model_runner.afd_peer
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         with self._afd_blame():
@@ -38,11 +58,11 @@ class AttentionWorker(native.CPUWorker):
 
     @contextmanager
     def _afd_blame(self) -> Iterator[None]:
-        """What a step raises outside the forward, while it prepares or samples, ends the epoch as its cause, too."""
         try:
             yield
-        except BaseException as error:
-            runner: AttentionRunnerV1 | AttentionRunnerV2 = self.model_runner
-            if runner.afd_peer is not None:
-                runner.afd_peer.blame(error)
+        except Exception as error:
+            if self.afd_peer is not None:
+                self.afd_peer.blame(error)
+            else:
+                report_failure(self.afd_rank, error)
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from afd.families import FAMILIES
 from afd.testing.stack import Group, Layout, Reference
 from afd.testing.tiny import TinyModel, build
 from afd.topology import Role
-from tests.system.conftest import layout
+from tests.system.conftest import VLLM_ARGS, layout
 from tests.system.interview import READY_S, start, stop
 from tests.system.program import running
 from tests.system.variants import INVENTORY_DIRECTORY
@@ -37,14 +37,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(WIDE, tmp_path_factory.mktemp("wide") / "model")
 
 
-@pytest.fixture(scope="module")
-def inventories(
-    wide: Path, launchers: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, dict[str, Any]]]:
+def take(chosen: Layout, directory: Path, launcher: str) -> dict[str, dict[str, Any]]:
     """What each role and native vLLM hold, from real processes that serve the same checkpoint."""
-    directory = tmp_path_factory.mktemp("inventory")
-    chosen: Layout = layout(model=str(wide))
-    launcher = launchers(chosen.runner)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(INVENTORY_DIRECTORY, str(directory))
         programs = {role: running(f"tests.system.variants.inventory:{role}") for role in Role}
@@ -53,16 +47,24 @@ def inventories(
             stop(group)
 
         async def native() -> None:
-            reference = await Reference.start(
-                chosen, directory, launcher, target="tests.system.variants.inventory:native"
-            )
+            target = "tests.system.variants.inventory:native"
+            reference = await Reference.start(chosen, directory, launcher, target=target)
             try:
                 await reference.ready(READY_S)
             finally:
                 await reference.close()
 
         asyncio.run(native())
-    yield {name: json.loads((directory / f"{name}.json").read_text()) for name in ROLES}
+    return {name: json.loads((directory / f"{name}.json").read_text()) for name in ROLES}
+
+
+@pytest.fixture(scope="module")
+def inventories(
+    wide: Path, launchers: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """That of the wide checkpoint."""
+    chosen = layout(model=str(wide))
+    return take(chosen, tmp_path_factory.mktemp("inventory"), launchers(chosen.runner))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def checkpoint(wide: Path) -> dict[str, int]:
 
 
 def total(tensors: dict[str, list[Any]]) -> int:
-    return sum(size for _, _, size in tensors.values())
+    return sum(size for _, _, size, _ in tensors.values())
 
 
 def test_the_two_halves_are_the_native_model_and_share_nothing(
@@ -94,6 +96,16 @@ def test_the_two_halves_are_the_native_model_and_share_nothing(
         assert total(attention) + total(ffn) == total(native)
     assert all(".mlp." in name for name in inventories["ffn"]["parameters"])
     assert not any(".mlp." in name for name in inventories["attention"]["parameters"])
+
+
+def test_dummy_weights_of_a_role_have_the_values_that_native_gives_them(
+    tmp_path: Path, launchers: Callable[[str], str]
+) -> None:
+    """Tokens would not tell: with dummy weights the FFN hardly moves them."""
+    chosen = layout(vllm_args=(*VLLM_ARGS, "--load-format", "dummy"))
+    attention, ffn, native = take(chosen, tmp_path, launchers(chosen.runner)).values()
+    assert {**attention["parameters"], **ffn["parameters"]} == native["parameters"]
+    assert attention["read"] == ffn["read"] == native["read"] == {}
 
 
 def test_a_role_has_no_tensors_besides_its_own_parameters_and_buffers(
