@@ -147,6 +147,13 @@ class Traces:
         pids = {name: process.pid for name, process in found.items()}
         return cls(pids, found, set[str]().union(*(mapped_by(pid) for pid in pids.values())))
 
+    def left_after(self, seconds: float) -> list[str]:
+        """What is still there after at most that time."""
+        deadline = time.monotonic() + seconds
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return left
+
     def left(self) -> list[str]:
         """What is still there."""
         files = [f"/dev/shm/{name}" for name in sorted(self.shm) if (SHM / name).exists()]
@@ -166,6 +173,7 @@ class Census:
         self.seen: dict[int, str] = {}
         self.ports: set[int] = set()
         self.shm: set[str] = set()
+        self._found: set[psutil.Process] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="census", daemon=True)
         self._thread.start()
@@ -177,6 +185,7 @@ class Census:
                     self._look_at(process)
 
     def _look_at(self, process: psutil.Process) -> None:
+        self._found.add(process)
         try:
             self.seen.setdefault(process.pid, " ".join(process.cmdline())[:200])
             found = process.net_connections(kind="tcp")
@@ -184,6 +193,11 @@ class Census:
             return
         self.ports |= {c.laddr.port for c in found if c.status == psutil.CONN_LISTEN}
         self.shm |= mapped_by(process.pid)
+
+    def left_after(self, seconds: float) -> list[str]:
+        """What of it is still there after at most that time."""
+        traces = Traces({}, {f"process {process.pid}": process for process in self._found}, self.shm)
+        return traces.left_after(seconds)
 
     def close(self) -> None:
         self._stop.set()
