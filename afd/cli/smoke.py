@@ -132,11 +132,14 @@ def _teller(console: Console) -> Any:
 
 def _stay(smoke: Smoke, console: Console) -> None:
     url = smoke.group.attention.api_url
-    console.print(f"\nAFD serves [bold]{url}[/bold] (agent: {smoke.group.attention.agent_url}). Try:\n")
-    console.print(
-        f"  curl {url}/v1/completions -H 'Content-Type: application/json' \\\n"
-        '    -d \'{"model": "afd", "prompt": "Attention keeps", "max_tokens": 16}\'\n',
-        markup=False,
+    console.print(f"\nAFD serves [bold]{url}[/bold]. Its agents tell how it is:")
+    for role in smoke.group.roles.values():
+        console.print(f"  {role.role}: {role.agent_url}/status, log {role.log}", markup=False, soft_wrap=True)
+    console.print("Try:\n")
+    # One line, however narrow the terminal: it is there to be copied.
+    body = json.dumps({"model": smoke.served, "prompt": "Attention keeps", "max_tokens": 16})
+    click.echo(
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n", err=console.stderr
     )
     console.print("Ctrl-C ends it.")
     try:

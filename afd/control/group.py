@@ -42,7 +42,8 @@ class Waiting:
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
-        return f"waiting for {names(self.missing)} … {self.elapsed_s:.0f} s of {self.limit_s:g} s{detail}"
+        who = names(self.missing) or "the group"
+        return f"waiting for {who} … {self.elapsed_s:.0f} s of {self.limit_s:g} s{detail}"
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Smoke:
         self._scope.callback(self.launcher.close)
         self.group = Group(layout, directory, self.launcher.path, api_port)
 
+    @property
+    def served(self) -> str:
+        """The name under which the model is served."""
+        return self._layout.served
+
     def __enter__(self) -> Smoke:
         return self
 
