@@ -11,7 +11,7 @@ from pathlib import Path
 from afd import support
 from afd.agent import cores, model_files, vllm_arguments
 from afd.agent.environment import cpu_environment, runner_of
-from afd.agent.vllm_arguments import VllmArguments
+from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, to_json
 from afd.control.handshake import this_host
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Layout
@@ -20,8 +20,8 @@ from afd.families import family_of
 from afd.support import Combination
 from afd.topology import Rank, Role
 
-TEARDOWN_S = 2.0
-"""What vLLM needs for its shutdown after the last request was answered."""
+TEARDOWN_S = 4.0
+"""What vLLM may need for its shutdown after the last request was answered, on a busy machine."""
 
 API_PORT = 8000
 """vLLM's default."""
@@ -95,7 +95,7 @@ def plan_role(
         quantisation=arguments.get("--quantization") or found.quantisation,
         config_digest=found.config_digest,
     )
-    drain_s = max(config.timeouts.grace_s, arguments.integer("--shutdown-timeout", 0) + TEARDOWN_S)
+    drain_s = max(config.timeouts.grace_s, arguments.integer("--shutdown-timeout", SHUTDOWN_S) + TEARDOWN_S)
     ranks = _ranks(role, config, arguments)
     support.check(combination(config, arguments, fingerprint, runner))
     directory = model_files.resolve(model, revision, weights=not dummy)

@@ -246,7 +246,12 @@ class RoleAgent:
             await control.close("stopped by a signal")
             await hub.close()
         if not await processes.terminate(self._plan.drain_s):
-            failure = failure or f"requests were still in flight {self._plan.drain_s:.0f} s after the stop"
+            if processes.inflight:
+                failure = (
+                    failure
+                    or f"{processes.inflight} requests were in flight {self._plan.drain_s:.0f} s after the stop"
+                )
+            log.warning("the role's processes did not end within %.0f s; killing them", self._plan.drain_s)
         if self._hurried.is_set():
             failure = "a second signal ended the role before it was drained"
         if control.abort.cause is not None and not self._left.done():

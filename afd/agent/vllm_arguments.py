@@ -19,7 +19,7 @@ from afd.errors import ConfigError, UnsupportedError
 KV_CACHE_BYTES = 256 << 20
 """KV cache per Attention rank on CPU. vLLM's own default is 0.92 of the machine's memory per rank."""
 
-SHUTDOWN_S = 3
+SHUTDOWN_S = 5
 """How long requests in flight may go on after a stop. vLLM's default of 0 kills the engine under its API server."""
 
 _ALIASES = {

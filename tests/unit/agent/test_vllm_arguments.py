@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from afd.agent.vllm_arguments import (
     KV_CACHE_BYTES,
+    SHUTDOWN_S,
     VllmArguments,
     check,
     compilation_config,
@@ -163,7 +164,7 @@ def test_both_roles_get_what_the_defaults_of_vllm_get_wrong_on_one_host() -> Non
     assert "--enforce-eager" in argv
     assert value(argv, "--kv-cache-memory-bytes") == str(KV_CACHE_BYTES)
     assert value(argv, "--api-server-count") == "1"
-    assert value(argv, "--shutdown-timeout") == "3"
+    assert value(argv, "--shutdown-timeout") == str(SHUTDOWN_S)
     assert value(argv, "--worker-cls") == "a.Worker"
     assert json.loads(value(argv, "--compilation-config")) == {
         "mode": 0,
