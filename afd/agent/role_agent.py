@@ -226,32 +226,19 @@ class RoleAgent:
     ) -> None:
         """A signal, here or at a peer. Attention lets vLLM finish what is in flight, within its budget; FFN serves
         until Attention has left. Raises RoleFailedError unless everything in flight was answered."""
-        drain_s = max(float(hello.notes.get("drain_s", 0)) for hello in control.hellos)
-        failure = ""
-        if self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY):
+        served = self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY)
+        if served:
             self.status.enter("draining")
         control.set_state("draining")
+        failure = ""
         if self._plan.role is Role.FFN:
-            hurried = asyncio.create_task(self._hurried.wait())
-            ends: list[asyncio.Future[Any]] = [self._left, aborting, hurried]
-            await asyncio.wait(ends, timeout=drain_s + LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
-            hurried.cancel()
-            if (
-                self._left.done()
-            ):  # ranks to which all of Attention said good-bye end now; others wait for a step
-                await processes.wait(FAREWELL_S)
-            elif not aborting.done() and not self._hurried.is_set():
-                failure = f"Attention did not leave within {drain_s + LEAVE_S:.0f} s of the stop"
+            failure = await self._until_attention_left(control, processes, aborting)
             # Attention must hear that this is no failure before it loses its peer.
             await control.close("stopped by a signal")
             await hub.close()
-        if not await processes.terminate(self._plan.drain_s):
-            if processes.inflight:
-                failure = (
-                    failure
-                    or f"{processes.inflight} requests were in flight {self._plan.drain_s:.0f} s after the stop"
-                )
-            log.warning("the role's processes did not end within %.0f s; killing them", self._plan.drain_s)
+            await processes.terminate(FAREWELL_S)
+        elif served:  # while it loads vLLM does not listen to signals, and there is nothing to finish
+            failure = await self._drain(control, hub, processes, aborting)
         if self._hurried.is_set():
             failure = "a second signal ended the role before it was drained"
         if control.abort.cause is not None and not self._left.done():
@@ -259,6 +246,41 @@ class RoleAgent:
         if failure:
             raise RoleFailedError(failure)
         self.status.enter("stopped")
+
+    async def _until_attention_left(
+        self, control: Control, processes: Processes, aborting: asyncio.Task[bool]
+    ) -> str:
+        """FFN's part of a stop. Returns what went wrong."""
+        drain_s = max(float(hello.notes.get("drain_s", 0)) for hello in control.hellos)
+        hurried = asyncio.create_task(self._hurried.wait())
+        ends: list[asyncio.Future[Any]] = [self._left, aborting, hurried]
+        await asyncio.wait(ends, timeout=drain_s + LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if self._left.done():  # ranks to which all of Attention said good-bye end now; others wait for a step
+            await processes.wait(FAREWELL_S)
+        elif not aborting.done() and not self._hurried.is_set():
+            return f"Attention did not leave within {drain_s + LEAVE_S:.0f} s of the stop"
+        return ""
+
+    async def _drain(
+        self, control: Control, hub: LocalHub, processes: Processes, aborting: asyncio.Task[bool]
+    ) -> str:
+        """Attention's part of a stop: vLLM finishes what is in flight and ends. Returns what went wrong; raises the
+        cause of an abort meanwhile."""
+        drain_s = self._plan.drain_s
+        ending = asyncio.create_task(processes.terminate(drain_s))
+        cut = asyncio.create_task(hub.lost.wait())  # vLLM kills its engine when its own time is up
+        ends: list[asyncio.Future[Any]] = [ending, cut, aborting, self._left]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            await processes.settle_requests(SETTLE_S)
+        ending.cancel(), cut.cancel()
+        control.abort.check()
+        if hub.lost.is_set() or processes.inflight:
+            return "requests in flight were cut off: they took longer than a stop may take"
+        if self._left.done():
+            return f"FFN left before requests in flight were answered: {self._left.result()}"
+        return ""
 
     async def _follow(self, control: Control) -> None:
         """When a peer stops, this role stops."""

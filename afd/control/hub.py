@@ -80,6 +80,8 @@ class LocalHub:
         self._open = True
         self.address = f"@afd-{os.getpid()}-{secrets.token_hex(8)}"
         """What to put into ``AFD_AGENT_SOCKET`` of the processes that this agent starts."""
+        self.lost = asyncio.Event()
+        """Set when a process ended without a goodbye while the role was stopping."""
 
     @property
     def attached(self) -> tuple[Process, ...]:
@@ -147,6 +149,8 @@ class LocalHub:
             log.error("%s broke the protocol: %s", process, error)
         del self._links[process]
         lost = bye is None and self._open and self._control.abort.cause is None
+        if lost and self._stopping():
+            self.lost.set()
         if lost and not self._stopping():
             await self._control.fail(await self._on_death(process))
             return

@@ -149,7 +149,8 @@ class Joiner(Control):
                 return message
             if isinstance(message, Waiting):
                 self._missing = tuple(Rank.parse(name) for name in message.missing)
-                notices.tell(self._missing, f"connected to {self._root}")
+                if self._missing:
+                    notices.tell(self._missing, f"connected to {self._root}")
             link.send(Heartbeat(epoch=""))  # the root's beat sets the pace until the group is complete
 
     async def _refuse_token(self, link: Link, wanted: bool) -> None:
