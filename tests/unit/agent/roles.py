@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for what a role forks: they speak to their agent as the real ones do, and need no vLLM.
+
+Run as a program it is one role agent: ``roles.py ROLE MODEL PORT API_PORT AGENT_PORT TARGET [VLLM ARGUMENTS]``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from afd import config as afd_config
+from afd.agent.plan import plan_role
+from afd.cli.main import _fail
+from afd.cli.serve import serve
+from afd.control.session import RankSession
+from afd.errors import AFDError
+from afd.topology import Rank, Role
+
+F0 = Rank(Role.FFN, 0)
+
+
+def ffn_rank(argv: Sequence[str]) -> None:
+    """Attach, say that it is ready, and serve until the epoch ends or the agent says so."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    session = RankSession.attach(rank=F0)
+    session.abort.subscribe(stop.set)
+    session.report({"afd_steps_total{phase=eager}": 3.0}, state="ready-to-warm")
+    stop.wait()
+    session.abort.check()
+    session.close("shutdown")
+
+
+def ffn_rank_that_breaks(argv: Sequence[str]) -> None:
+    session = RankSession.attach(rank=F0)
+    session.report({}, state="ready-to-warm")
+    time.sleep(0.5)
+    raise session.fail(ValueError("as the test asked")).error()
+
+
+class _Api(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self._answer(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(self.status)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def api_server(argv: Sequence[str]) -> None:
+    """Answer /health and completions on --port until SIGTERM."""
+    server = HTTPServer(("127.0.0.1", int(argv[argv.index("--port") + 1])), _Api)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    print("the API server is up", flush=True)
+    server.serve_forever()
+
+
+def api_server_without_an_engine(argv: Sequence[str]) -> None:
+    _Api.status = 500
+    api_server(argv)
+
+
+def api_server_that_ends(argv: Sequence[str]) -> None:
+    print("no room for the cache", flush=True)
+    sys.exit(3)
+
+
+def main(argv: Sequence[str]) -> int:
+    role, model, port, api_port, agent_port, target, *vllm_argv = argv
+    settings = {
+        "port": int(port),
+        "timeouts": {"rendezvous_s": 10.0, "heartbeat_s": 0.2, "grace_s": 1.0, "step_s": 5.0},
+    }
+    try:
+        plan = plan_role(
+            Role(role),
+            model,
+            afd_config.resolve({}, {}, settings, Role(role)).config,
+            ["--host", "127.0.0.1", "--port", api_port, *(vllm_argv or ["--dtype", "float32"])],
+            dict(os.environ),
+            agent_host="127.0.0.1",
+            agent_port=int(agent_port),
+            target=f"tests.unit.agent.roles:{target}",
+        )
+        return serve(plan)
+    except AFDError as error:
+        return _fail(str(error), error.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

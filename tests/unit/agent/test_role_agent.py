@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A role agent from its first port to its exit code, two of them against each other, with stand-ins for vLLM."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from afd.agent.launch_protocol import LAUNCHER_VARIABLE
+from tests.unit.control.agents import free_port
+from tests.unit.launch.forks import environment, wait_until
+
+GOOD = {"ffn": "ffn_rank", "attention": "api_server"}
+
+
+class Roles:
+    """Role agents as processes, each with its own ports."""
+
+    def __init__(self, checkpoint: Path, launcher: str, directory: Path) -> None:
+        self._checkpoint, self._launcher, self._directory = checkpoint, launcher, directory
+        self.rendezvous, self.api = free_port(), free_port()
+        self.agent = {"ffn": free_port(), "attention": free_port()}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, role: str, *argv: str, target: str = "", model: Path | None = None) -> None:
+        words = [role, model or self._checkpoint, self.rendezvous, self.api, self.agent[role]]
+        with open(self._directory / role, "wb") as log:
+            self.running[role] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.unit.agent.roles",
+                    *map(str, words),
+                    target or GOOD[role],
+                    *argv,
+                ],
+                env=environment(**{LAUNCHER_VARIABLE: self._launcher}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def both(self, **targets: str) -> None:
+        for role in GOOD:
+            self.start(role, target=targets.get(role, ""))
+
+    def text(self, role: str) -> str:
+        return (self._directory / role).read_text()
+
+    def get(self, role: str, path: str) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.agent[role]}{path}", timeout=5) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+        except OSError:
+            return 0, None
+
+    def ready(self) -> None:
+        for role in self.running:
+            wait_until(
+                lambda role=role: self.get(role, "/readyz")[0] == 200, f"{role} is ready:\n{self.text(role)}"
+            )
+
+    def ended(self, role: str) -> tuple[int, str]:
+        """The exit code, and the last line without its beginning."""
+        code = self.running[role].wait(20)
+        lines = self.text(role).splitlines()
+        return code, lines[-1].removeprefix("afd: error: ") if lines else ""
+
+    def processes(self, role: str) -> list[psutil.Process]:
+        """What the role has forked."""
+        pids = [
+            line.rpartition(" is process ")[2]
+            for line in self.text(role).splitlines()
+            if " is process " in line
+        ]
+        return [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def roles(checkpoint: Path, launcher_path: str, tmp_path: Path) -> Iterator[Roles]:
+    made = Roles(checkpoint, launcher_path, tmp_path)
+    yield made
+    made.close()
+
+
+def test_two_roles_become_ready_and_a_signal_to_either_stops_both_with_code_0(roles: Roles) -> None:
+    for role, number in (("attention", signal.SIGINT), ("ffn", signal.SIGTERM)):
+        roles.both()
+        roles.ready()
+        status = roles.get("ffn", "/status")[1]
+        assert (status["state"], status["steps"], status["transport"]) == ("ready", 3, "shm")
+        assert [(peer["rank"], peer["state"]) for peer in status["peers"]] == [("A0", "ready")]
+        left = [*roles.processes("ffn"), *roles.processes("attention")]
+        assert len(left) == 2
+        roles.running[role].send_signal(number)
+        assert [roles.ended(name)[0] for name in GOOD] == [0, 0]
+        wait_until(
+            lambda left=left: not any(process.is_running() for process in left), "all processes are gone"
+        )
+
+
+@pytest.mark.parametrize("first", ["attention", "ffn"])
+def test_either_role_may_come_first_and_says_whom_it_waits_for(roles: Roles, first: str) -> None:
+    roles.start(first)
+    missing = "A0" if first == "ffn" else "F0"
+    wait_until(lambda: (roles.get(first, "/status")[1] or {}).get("waiting_for") == [missing], "it waits")
+    assert f"waiting for {missing}" in roles.text(first)
+    assert roles.processes(first) == []
+    roles.start("attention" if first == "ffn" else "ffn")
+    roles.ready()
+
+
+@pytest.mark.parametrize(
+    ("role", "target", "codes", "says"),
+    [
+        ("ffn", "ffn_rank_that_breaks", {"ffn": 71, "attention": 70}, "F0: ValueError('as the test asked')"),
+        ("attention", "api_server_that_ends", {"ffn": 70, "attention": 71}, "no room for the cache"),
+        (
+            "attention",
+            "api_server_without_an_engine",
+            {"ffn": 70, "attention": 71},
+            "the warm-up request was answered 500",
+        ),
+        ("attention", "no_such_function", {"ffn": 70, "attention": 71}, "KeyError: 'no_such_function'"),
+    ],
+)
+def test_a_role_that_breaks_ends_with_71_and_its_peer_with_70_and_both_say_why(
+    roles: Roles, role: str, target: str, codes: dict[str, int], says: str
+) -> None:
+    roles.both(**{role: target})
+    for name, code in codes.items():
+        found, line = roles.ended(name)
+        assert found == code, roles.text(name)
+        assert says in line
+
+
+def test_a_killed_agent_takes_its_processes_along_and_is_a_lost_peer(roles: Roles) -> None:
+    roles.both()
+    roles.ready()
+    left = roles.processes("ffn")
+    roles.running["ffn"].kill()
+    began = time.monotonic()
+    code, line = roles.ended("attention")
+    assert (code, "F0: its agent" in line) == (70, True)
+    assert time.monotonic() - began < 5
+    wait_until(lambda: not any(process.is_running() for process in left), "its processes are gone")
+
+
+def test_roles_that_differ_never_start_a_process(roles: Roles) -> None:
+    roles.start("ffn", "--dtype", "float32")
+    roles.start("attention", "--dtype", "bfloat16")
+    for role in GOOD:
+        code, line = roles.ended(role)
+        assert (code, line.endswith("dtype: float32 on F0 but bfloat16 on A0")) == (65, True), line
+        assert " is process " not in roles.text(role)
+
+
+@pytest.mark.parametrize(
+    ("role", "port", "says"),
+    [
+        ("attention", lambda roles: roles.api, "the API server"),
+        ("attention", lambda roles: roles.agent["attention"], "the agent port"),
+        ("ffn", lambda roles: roles.rendezvous, "the rendezvous"),
+    ],
+)
+def test_a_port_in_use_is_refused_at_once_with_its_owner(
+    roles: Roles, role: str, port: Callable[[Roles], int], says: str
+) -> None:
+    with socket.create_server(("127.0.0.1", port(roles))):
+        roles.start(role)
+        code, line = roles.ended(role)
+    assert code == 64, line
+    assert says in line and "in use" in line
+
+
+def test_a_stop_while_it_waits_for_its_peer_is_a_stop(roles: Roles) -> None:
+    roles.start("ffn")
+    wait_until(lambda: roles.get("ffn", "/status")[0] == 200, "it answers")
+    roles.running["ffn"].send_signal(signal.SIGTERM)
+    assert roles.ended("ffn")[0] == 0
