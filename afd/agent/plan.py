@@ -204,10 +204,15 @@ def _dtype(arguments: VllmArguments, checkpoint: str) -> str:
 
 def _ranks(role: Role, config: AFDConfig, arguments: VllmArguments) -> tuple[Rank, ...]:
     topology = config.topology
-    if role is Role.FFN:
-        return tuple(Rank(Role.FFN, index) for index in range(topology.num_ffn))
     data = arguments.integer("--data-parallel-size", 1)
     tensor = arguments.integer("--tensor-parallel-size", 1)
+    if role is Role.FFN:
+        if data * tensor != 1:
+            raise UnsupportedError(
+                f"data-parallel size {data} and tensor-parallel size {tensor} are Attention's; FFN's ranks are counted "
+                "by --afd-num-ffn-ranks; leave both out"
+            )
+        return tuple(Rank(Role.FFN, index) for index in range(topology.num_ffn))
     if data * tensor != topology.num_attention:
         raise UnsupportedError(
             f"num_attention_ranks is {topology.num_attention}, but data-parallel size {data} × tensor-parallel size "

@@ -216,6 +216,13 @@ def test_what_is_not_supported_is_refused_before_anything_is_opened(
         planned(checkpoint, argv=(*FLOAT32, *argv), **settings)
 
 
+@pytest.mark.parametrize("flag", ["-tp", "-dp"])
+def test_parallel_sizes_of_attention_are_refused_on_ffn(checkpoint: Path, flag: str) -> None:
+    with pytest.raises(UnsupportedError, match="FFN's ranks are counted by --afd-num-ffn-ranks"):
+        planned(checkpoint, Role.FFN, (*FLOAT32, flag, "2"))
+    planned(checkpoint, Role.FFN, (*FLOAT32, flag, "1"))
+
+
 def test_a_model_of_another_family_is_refused_with_those_that_exist(checkpoint: Path, tmp_path: Path) -> None:
     other = Path(tmp_path / "other")
     other.mkdir()
