@@ -123,11 +123,21 @@ def test_requests_too_long_for_the_drain_are_cut_off_and_both_roles_say_so(
     assert traces.left() == []
 
 
-@pytest.mark.pairwise
-def test_signals_to_both_roles_at_once_end_both_with_0(groups: Groups) -> None:
+@pytest.mark.parametrize("apart_s", [pytest.param(0.0, marks=pytest.mark.pairwise), 0.05, 0.3])
+def test_signals_to_both_roles_are_a_first_signal_to_each_and_end_both_with_0(
+    groups: Groups, apart_s: float
+) -> None:
+    """Whoever hears that the other one drains before its own signal comes must not take that for a second one."""
     group = groups()
     start(group)
-    _stop(group, signal.SIGTERM, Role.FFN, Role.ATTENTION)
+    client = Client(group.attention.api_url, (replace(STREAMED, max_tokens=100),)).start()
+    decoding(group.attention)
+    group.ffn.signal(signal.SIGTERM)
+    time.sleep(apart_s)
+    group.attention.signal(signal.SIGTERM)
+    assert [process.wait(30) for process in group.roles.values()] == [0, 0]
+    assert len(client.answers(5)[0].tokens) == 100
+    assert not any("ending at once" in process.text() for process in group.roles.values())
 
 
 @ROLES
