@@ -68,6 +68,8 @@ class Processes:
         """Import vLLM (in the launcher) and fork the role's processes. Raises RoleFailedError."""
         plan = self._plan
         environment = {
+            # Where vLLM puts its sockets: a process that is killed leaves them behind.
+            "VLLM_RPC_BASE_PATH": str(self._runtime),
             **plan.environment,
             SOCKET_ENV: hub_address,
             INFLIGHT_VARIABLE: str(self._runtime / "inflight"),

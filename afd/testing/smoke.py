@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,6 +21,8 @@ from afd.topology import Role
 
 READY_S = 180.0
 ANSWER_S = 120.0
+INTERRUPTED_S = 10.0
+"""How long the roles of a run that is given up may take to end."""
 SETTLE_S = 3.0
 """How long the last counters of a rank may take to arrive at its agent, and a killed process to be gone."""
 
@@ -81,6 +84,12 @@ class Smoke:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """Ask roles that still run to end, because a killed one cannot remove what it has made, and then kill."""
+        for role in self.group.roles.values():
+            role.signal(signal.SIGTERM)
+        deadline = time.monotonic() + INTERRUPTED_S
+        while time.monotonic() < deadline and None in (r.exit_code for r in self.group.roles.values()):
+            time.sleep(0.05)
         self._scope.close()
 
     def _mark(self, what: str, since: float) -> float:
@@ -99,11 +108,27 @@ class Smoke:
         self.group.start()
         self.reference = await Reference.start(self._layout, self._directory, self.launcher.path)
         try:
-            await asyncio.gather(self.reference.ready(READY_S), self.group.ready(READY_S))
+            await self._both_ready()
         except BaseException:
             await self.reference.close()
             raise
         self._mark("start", clock)
+
+    async def _both_ready(self) -> None:
+        """Raises what the group says when both fail: it names the rank and the cause, and native's log does not."""
+        native = asyncio.create_task(self.reference.ready(READY_S))
+        group = asyncio.create_task(self.group.ready(READY_S))
+        try:
+            await asyncio.wait({native, group}, return_when=asyncio.FIRST_EXCEPTION)
+            if native.done() and native.exception() is not None:
+                await asyncio.wait({group}, timeout=SETTLE_S)
+            for task in (group, native):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (group, native):
+                task.cancel()
+            await asyncio.gather(group, native, return_exceptions=True)
 
     async def compare(self) -> None:
         """Ask both, judge, and check that every token crossed once and was computed once per layer."""

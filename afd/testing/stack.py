@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,8 @@ from afd.errors import PeerAbsentError, RoleFailedError
 from afd.topology import Role, Topology
 
 POLL_S = 0.05
+GONE_S = 10.0
+"""How long a process may take to be gone after it was killed."""
 
 
 def free_port() -> int:
@@ -259,8 +263,11 @@ class Group:
 class Reference:
     """Native vLLM, forked from the shared launcher. Use inside one event loop; :meth:`close` kills it."""
 
-    def __init__(self, launcher: Launcher, child: Child, url: str, log: Path, leftovers: Leftovers) -> None:
+    def __init__(
+        self, launcher: Launcher, child: Child, url: str, log: Path, leftovers: Leftovers, sockets: Path
+    ) -> None:
         self._launcher = launcher
+        self._sockets = sockets
         self._child = child
         self._leftovers = leftovers
         self.pid = child.pid
@@ -292,11 +299,13 @@ class Reference:
             log.write(line + "\n")
             log.flush()
 
-        environment = native_environment(layout)
+        # For the sockets of its processes, which they cannot remove when they are killed.
+        sockets = Path(tempfile.mkdtemp(prefix="afd-native-"))
+        environment = {**native_environment(layout), "VLLM_RPC_BASE_PATH": str(sockets)}
         leftovers = Leftovers()
         connection = await Launcher.open(directory, environment, 120.0, path=launcher)
         child = await connection.spawn("native vLLM", target, argv, environment, write)
-        return cls(connection, child, f"http://127.0.0.1:{port}", path, leftovers)
+        return cls(connection, child, f"http://127.0.0.1:{port}", path, leftovers, sockets)
 
     async def ready(self, timeout_s: float) -> None:
         """Wait until it answers. Raises RoleFailedError."""
@@ -313,12 +322,19 @@ class Reference:
                 await asyncio.sleep(POLL_S)
 
     async def close(self) -> None:
-        """Kill it, which is quicker than its shutdown, and remove the shared memory that it leaves then."""
+        """Kill it, which is quicker than its shutdown, and remove the shared memory and sockets that it leaves then.
+
+        Raises RoleFailedError when it lives on.
+        """
         self._leftovers.observe([self.pid])
         await self._launcher.close()
-        while self._leftovers.alive():
+        deadline = time.monotonic() + GONE_S
+        while alive := self._leftovers.alive():
+            if time.monotonic() > deadline:
+                raise RoleFailedError(f"processes {alive} of native vLLM were killed, but are still there")
             await asyncio.sleep(0.02)
         self._leftovers.remove()
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 def native_arguments(layout: Layout) -> list[str]:
