@@ -16,6 +16,7 @@ from collections.abc import Callable
 from afd.control.abort import Abort
 from afd.control.messages import MAX_BODY, AnyMessage, FrameReader, encode
 from afd.errors import PeerLostError
+from afd.topology import Rank
 
 READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 """Poll events after which a receive does not block."""
@@ -112,7 +113,9 @@ class Connection:
             return []
         return list(self._reader.feed(data))
 
-    def send(self, message: AnyMessage, waker: Waker, abort: Abort, deadline: Deadline, peer: str) -> None:
+    def send(
+        self, message: AnyMessage, waker: Waker, abort: Abort, deadline: Deadline, peer: Rank | str
+    ) -> None:
         """Send one frame whole, or raise: the abort's cause, or :class:`afd.errors.PeerLostError` naming ``peer``."""
         view = memoryview(encode(message))
         while view:
@@ -123,10 +126,10 @@ class Connection:
                 pass
             except OSError as error:
                 raise PeerLostError(
-                    f"{peer} closed the connection while this side was sending ({error})"
+                    f"{peer} closed the connection while this side was sending ({error})", _rank(peer)
                 ) from error
             if deadline.passed:
-                raise PeerLostError(f"{peer} took no message from this side before the deadline")
+                raise PeerLostError(f"{peer} took no message from this side before the deadline", _rank(peer))
             poller = select.poll()
             poller.register(self._sock, select.POLLOUT)
             poller.register(waker, select.POLLIN)
@@ -151,14 +154,14 @@ class Connection:
         self._sock.close()
 
 
-def dial(address: str, waker: Waker, abort: Abort, deadline: Deadline, peer: str) -> Connection:
+def dial(address: str, waker: Waker, abort: Abort, deadline: Deadline, peer: Rank | str) -> Connection:
     """A connection to ``peer`` at ``address`` ("host:port"). Raises the abort's cause, or :class:`PeerLostError`."""
     host, port = parse_address(address)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise PeerLostError(f"{peer} cannot be reached at {address}: {error}") from error
+        raise PeerLostError(f"{peer} cannot be reached at {address}: {error}", _rank(peer)) from error
     sock.setblocking(False)
     code = sock.connect_ex(target)
     if code == errno.EINPROGRESS:
@@ -170,8 +173,13 @@ def dial(address: str, waker: Waker, abort: Abort, deadline: Deadline, peer: str
     if abort.cause is not None or code:
         sock.close()
         abort.check()
-        raise PeerLostError(f"{peer} does not answer at {address}: {os.strerror(code)}")
+        raise PeerLostError(f"{peer} does not answer at {address}: {os.strerror(code)}", _rank(peer))
     return Connection(sock)
+
+
+def _rank(peer: Rank | str) -> str:
+    """The rank to blame; none when the other side is "the agent" of this process."""
+    return str(peer) if isinstance(peer, Rank) else ""
 
 
 def prove(token: bytes | None, *parts: str | bytes) -> bytes:

@@ -318,11 +318,11 @@ class StepSender:
         """
         deadline = Deadline(timeout_s)
         for target, address in addresses.items():
-            connection = dial(address, self._waker, self._abort, deadline, str(target))
+            connection = dial(address, self._waker, self._abort, deadline, target)
             self._targets[target] = connection
             proof = prove(self._token, "step", self._epoch, str(self._rank), str(target))
             hello = StepHello(epoch=self._epoch, rank=str(self._rank), proof=proof)
-            connection.send(hello, self._waker, self._abort, deadline, str(target))
+            connection.send(hello, self._waker, self._abort, deadline, target)
         for target, connection in self._targets.items():
             self._await_ready(target, connection, deadline, timeout_s)
 
@@ -335,7 +335,7 @@ class StepSender:
         self.check()
         deadline = Deadline(self._step_s)
         for target, connection in self._targets.items():
-            connection.send(step, self._waker, self._abort, deadline, str(target))
+            connection.send(step, self._waker, self._abort, deadline, target)
 
     def check(self) -> None:
         """Raise like :meth:`send` if an FFN rank is known to be gone; takes a few microseconds."""

@@ -44,12 +44,14 @@ class Patience:
             if code == PEER_CLOSED:
                 self._farewell()
                 raise PeerLostError(
-                    f"{self.peer} closed its end while {self.spec.rank} was {doing} it ({place})"
+                    f"{self.peer} closed its end while {self.spec.rank} was {doing} it ({place})",
+                    str(self.peer),
                 )
             if time.monotonic() >= deadline:
                 raise PeerLostError(
                     f"{self.peer} made no progress for {self.spec.step_s:g} s while {self.spec.rank} was {doing} it "
-                    f"({place})"
+                    f"({place})",
+                    str(self.peer),
                 )
             code = call()
         return code
