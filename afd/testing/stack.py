@@ -365,7 +365,8 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 async def metrics(agent_url: str) -> dict[str, float]:
-    """The sum over all labels but ``kind`` and ``phase`` of every AFD counter: "afd_tokens_total{kind=real}"."""
+    """An agent's counters: "afd_tokens_total{kind=real}" and such. Summed over ranks and all labels but ``kind``,
+    ``phase``, ``direction`` and ``state``. Raises aiohttp.ClientError when no agent answers."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         async with session.get(f"{agent_url}/metrics") as response:
             text = await response.text()
