@@ -22,6 +22,12 @@ hypothesis.settings.load_profile("afd")
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--records", metavar="DIR", help="write the records of system tests here, e.g. tests/records"
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Settings of the person who runs the tests must not reach them, nor the tests' files that person's cache."""

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a smoke run, written from its outcome, failures included."""
+"""The record of a run that compared tokens with native vLLM, written from its outcome, failures included."""
 
 from __future__ import annotations
 
 import re
 import time
 from pathlib import Path
+from typing import Literal
 
 from afd.agent.model_files import inspect, resolve
 from afd.config import AFDConfig
@@ -27,7 +28,14 @@ from afd.testing.smoke import Outcome
 from afd.testing.stack import Layout
 
 
-def write_record(layout: Layout, outcome: Outcome, started: float, directory: Path) -> Path:
+def write_record(
+    layout: Layout,
+    outcome: Outcome,
+    started: float,
+    directory: Path,
+    *,
+    kind: Literal["smoke", "system"] = "smoke",
+) -> Path:
     """Write the record of a run that began at ``started`` (monotonic seconds) and return its path."""
     found = inspect(resolve(layout.model))
     config = AFDConfig()
@@ -42,8 +50,8 @@ def write_record(layout: Layout, outcome: Outcome, started: float, directory: Pa
         for number, text in enumerate(outcome.problems, 1)
     ]
     record = Record(
-        kind="smoke",
-        name=_name(layout),
+        kind=kind,
+        name=_name(layout, dtype),
         date=now(),
         duration_s=round(time.monotonic() - started, 1),
         commits=commits(Path(__file__).resolve().parents[2]),
@@ -97,6 +105,7 @@ def write_record(layout: Layout, outcome: Outcome, started: float, directory: Pa
     return write(record, directory)
 
 
-def _name(layout: Layout) -> str:
+def _name(layout: Layout, dtype: str) -> str:
     model = Path(layout.model.rpartition(":")[2]).name
-    return re.sub(r"[^a-z0-9]+", "-", f"{model[:80]} {layout.topology} {layout.runner}".lower()).strip("-")
+    words = f"{model[:80]} {layout.topology} {layout.runner} {dtype}"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")

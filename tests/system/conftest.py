@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from afd.testing.compare import Comparison
 from afd.testing.completions import Answer, Question, ask_all
 from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS, one_at_a_time, sampled
+from afd.testing.smoke import Outcome
+from afd.testing.smoke_record import write_record
 from afd.testing.stack import Group, Layout, Reference, SharedLauncher
 from afd.topology import Topology
 from tests.lasting import LASTING
@@ -76,6 +80,23 @@ def natives(
         return held[chosen, script]
 
     return interview
+
+
+@pytest.fixture
+def recorded(request: pytest.FixtureRequest) -> Callable[[Layout, Comparison], None]:
+    """Writes the record of a run that compared tokens, when the option --records names a directory.
+
+    For tests whose group has ended with code 0 on both sides. A run without such an end has no record.
+    """
+    started = time.monotonic()
+    chosen: str | None = request.config.getoption("--records")
+
+    def record(layout: Layout, comparison: Comparison) -> None:
+        if chosen is not None:
+            outcome = Outcome(comparison=comparison, transport="shm")
+            print(f"record: {write_record(layout, outcome, started, Path(chosen), kind='system')}")
+
+    return record
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ LAYERS = 4
 
 Natives = Callable[[Layout, Script], Interview]
 Groups = Callable[..., Group]
+Recorded = Callable[[Layout, Comparison], None]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -49,13 +50,14 @@ def compared(
 
 @pytest.mark.parametrize("runner", ["v2", "v1"])
 def test_deepseek_v3_with_sigmoid_routing_and_a_bias_gives_native_tokens(
-    runner: str, groups: Groups, natives: Natives
+    runner: str, groups: Groups, natives: Natives, recorded: Recorded
 ) -> None:
     chosen = layout(runner, model="builtin:tiny-deepseek-v3", vllm_args=DETAILED)
     script = full_script(runner)
     ours, comparison = compared(
         f"DeepSeek-V3, runner {runner}", groups, chosen, script, natives(chosen, script)
     )
+    recorded(chosen, comparison)
     assert comparison.agrees, reasons(comparison)
     assert any(step.mixed for step in ours.steps)
 
@@ -81,7 +83,9 @@ def test_dummy_weights_give_native_tokens(groups: Groups, natives: Natives) -> N
 @pytest.fixture(scope="module")
 def bfloat16(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A checkpoint whose files hold bfloat16."""
-    return str(build(TinyModel(dtype="bfloat16"), tmp_path_factory.mktemp("bfloat16") / "model"))
+    return str(
+        build(TinyModel(dtype="bfloat16"), tmp_path_factory.mktemp("bfloat16") / "tiny-deepseek-v2-bfloat16")
+    )
 
 
 def test_a_bfloat16_checkpoint_run_in_float32_gives_native_tokens(
@@ -95,7 +99,7 @@ def test_a_bfloat16_checkpoint_run_in_float32_gives_native_tokens(
 
 @pytest.mark.parametrize("runner", ["v2", "v1"])
 def test_in_bfloat16_requests_that_are_alone_give_native_tokens(
-    runner: str, bfloat16: str, groups: Groups, natives: Natives
+    runner: str, bfloat16: str, groups: Groups, natives: Natives, recorded: Recorded
 ) -> None:
     """Alone, a request meets the same shapes in AFD and in native vLLM. In a batch of others it does not, and bfloat16
     keeps three digits: there native does not agree with itself either, so that part is only reported."""
@@ -107,5 +111,6 @@ def test_in_bfloat16_requests_that_are_alone_give_native_tokens(
     names = [question.name for question in script.single]
     alone = ours.part(*names).against(native.part(*names))
     report(f"bfloat16, runner {runner}, alone", alone, f"all: {len(everything.failures)} differ")
+    recorded(chosen, alone)
     assert alone.agrees, reasons(alone)
     assert alone.ties == 0

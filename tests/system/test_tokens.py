@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from afd.testing.compare import Comparison
 from afd.testing.stack import Group, Layout
 from tests.system.conftest import DETAILED, layout
 from tests.system.interview import (
@@ -25,13 +26,14 @@ LAYERS = 4
 
 Natives = Callable[[Layout, Script], Interview]
 Groups = Callable[..., Group]
+Recorded = Callable[[Layout, Comparison], None]
 
 
 @pytest.mark.pairwise
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("runner", ["v2", "v1"])
 def test_every_kind_of_request_gets_the_tokens_of_native_vllm(
-    runner: str, groups: Groups, natives: Natives
+    runner: str, groups: Groups, natives: Natives, recorded: Recorded
 ) -> None:
     chosen = layout(runner, vllm_args=DETAILED)
     script = full_script(runner)
@@ -50,6 +52,7 @@ def test_every_kind_of_request_gets_the_tokens_of_native_vllm(
         f"{len(ours.steps)} steps, {mixed} mixed, at most {most} requests in one, "
         f"{ours.prefix_hits} tokens from the prefix cache, {tokens.sent} tokens × {LAYERS} layers = {tokens.computed}",
     )
+    recorded(chosen, comparison)
     assert comparison.agrees, reasons(comparison)
     assert len(script.together) == 24
     for ours_, theirs in zip(ours.answers, native.answers, strict=True):
