@@ -18,7 +18,7 @@ def run(target: str, argv: Sequence[str]) -> int:
     """Serve a role with ``target`` ("package.module:function") in the place of its own function."""
 
     @click.pass_context
-    def callback(ctx: click.Context, role: str, model: str, **options: object) -> int:
+    def callback(ctx: click.Context, /, role: str, model: str, **options: object) -> int:
         planned = serve.plan(ctx, Role(role), model, target=target, **options)  # type: ignore[arg-type]
         return serve.serve(planned)
 
