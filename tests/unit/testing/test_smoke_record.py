@@ -43,7 +43,7 @@ def test_a_run_that_passed_has_its_counts_and_is_traceable(tmp_path: Path) -> No
         left_processes=0,
     )
     record = written(outcome, tmp_path)
-    assert record.name == "tiny-deepseek-v2-1a1f-v2"
+    assert record.name == "tiny-deepseek-v2-1a1f-v2-float32"
     assert (record.counts.passed, record.counts.failed) == (2, 0)
     (compared,) = record.comparisons
     assert (compared.tokens, compared.equal, compared.near_ties, compared.passed) == (16, 9, 1, True)
@@ -74,6 +74,6 @@ def test_a_model_in_a_directory_is_named_without_its_path(tmp_path: Path) -> Non
     (tmp_path / "My Models.v2").mkdir()
     model = small_model(tmp_path / "My Models.v2").rename(tmp_path / "My_Model.v2 (copy)")
     record = written(Outcome(), tmp_path, str(model))
-    assert record.name == "my-model-v2-copy-1a1f-v2"
+    assert record.name == "my-model-v2-copy-1a1f-v2-float32"
     assert record.model.name == "My_Model.v2 (copy)"
     assert str(tmp_path) not in (tmp_path / "records" / f"smoke-{record.name}.json").read_text()
