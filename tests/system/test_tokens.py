@@ -55,9 +55,6 @@ def test_every_kind_of_request_gets_the_tokens_of_native_vllm(
     recorded(chosen, comparison)
     assert comparison.agrees, reasons(comparison)
     assert len(script.together) == 24
-    for ours_, theirs in zip(ours.answers, native.answers, strict=True):
-        if ours_.tokens == theirs.tokens:
-            assert (ours_.text, ours_.finish) == (theirs.text, theirs.finish), ours_.name
     assert ours.answer("stop string").finish == "stop"
 
     # That all this was really exercised, in vLLM's own words.
