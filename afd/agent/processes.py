@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 IMPORT_S = 120.0
 """How long the launcher may take to import vLLM. Without compiled bytecode on a busy machine it takes a minute."""
-OBSERVE_S, OBSERVE_LOADING_S = 1.0, 0.2
+OBSERVE_S, OBSERVE_LOADING_S = 5.0, 0.3
 """How often the process tree is looked at."""
 EXIT_STATUS_S = 0.2
 """How long the exit status of a process that is gone may take to arrive from the launcher."""
@@ -98,8 +98,12 @@ class Processes:
         await self.look()
 
     async def look(self) -> None:
-        """Note who belongs to the tree."""
-        await asyncio.to_thread(self._leftovers.observe, [child.pid for child in self._children])
+        """Note who belongs to the tree. It takes the event loop some 20 ms.
+
+        Not in a thread: on a machine whose cores are all taken by others, the kernel may let a thread that just woke up
+        wait for a second, and when it holds the interpreter lock by then, the heartbeats wait with it.
+        """
+        self._leftovers.observe([child.pid for child in self._children])
         for process in self._leftovers.alive():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._deaths.watch(process, self._leftovers.name(process.pid), process.ppid())

@@ -106,11 +106,11 @@ class Timeouts:
         metadata=_option(kinds.SECONDS, "How long a live peer may take to make progress within a step."),
     )
     heartbeat_s: float = field(
-        default=0.5,
+        default=0.66,
         metadata=_option(
             kinds.SECONDS,
-            "Time between heartbeats. A peer is lost after three without one; at most 0.66, so that this is "
-            "seen within 2 s.",
+            "A peer that gives no sign of life for three of these is lost; at most 0.66, so that this is seen "
+            "within 2 s. Signs of life are sent five times as often.",
         ),
     )
     grace_s: float = field(

@@ -221,15 +221,16 @@ class Control(ABC):
             self._spawn(self.fail(Cause.of(error, str(self.ranks[0]))))
 
     async def _pulse(self, silence: Silence[Any]) -> None:
-        """Heartbeats out, silence in, until cancelled."""
-        due = 0.0
+        """Heartbeats out, silence in, until cancelled.
+
+        A beat goes out at every tick: an agent that the kernel lets wait for a second, because all cores are taken, is
+        then silent for that second only, and not for the time since its last beat as well.
+        """
         while True:
             silent, stopped = silence.tick()
             if stopped > self._heartbeat_s:
                 log.warning("this agent did not run for %.1f s; peers may take it for dead", stopped)
-            if time.monotonic() >= due:
-                due = time.monotonic() + self._heartbeat_s
-                self._beat()
+            self._beat()
             for peer in silent:
                 self._lost_by_silence(peer)
             await asyncio.sleep(silence.interval_s)
