@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ def run(checkpoint: Path, launcher_path: str, tmp_path: Path) -> Run:
         asyncio.run(asyncio.wait_for(started(), 60))
 
     return with_processes
+
+
+async def said(processes: Processes, word: str) -> None:
+    """Wait until the first process has said ``word``; on a busy machine it takes a while to come so far."""
+    deadline = time.monotonic() + 30
+    while not any(word in line for line in processes.children[0].tail):
+        assert time.monotonic() < deadline, f"nobody said {word!r}"
+        await asyncio.sleep(0.02)
 
 
 async def settled(processes: Processes) -> None:
@@ -123,7 +132,7 @@ def test_the_end_of_a_process_becomes_a_cause_that_names_rank_and_reason(
 def test_a_killed_process_below_the_first_one_is_named_by_its_title(run: Run) -> None:
     async def work(processes: Processes) -> None:
         root = processes.children[0]
-        await asyncio.sleep(0.5)
+        await said(processes, "grandchild")
         await processes.look()
         child = int((Path("/proc") / f"{root.pid}/task/{root.pid}/children").read_text().split()[0])
         os.kill(child, signal.SIGKILL)
@@ -148,12 +157,12 @@ def test_a_lost_connection_of_the_first_process_is_explained_by_its_exit(run: Ru
 
 def test_processes_end_when_asked_and_are_killed_when_they_do_not(run: Run) -> None:
     async def polite(processes: Processes) -> None:
-        await asyncio.sleep(0.5)
+        await said(processes, "waiting")
         assert await processes.terminate(10.0) is True
         assert processes.children[0].exited.result() == 5
 
     async def stubborn(processes: Processes) -> None:
-        await asyncio.sleep(0.5)
+        await said(processes, "waiting")
         assert await processes.terminate(0.2) is False
         processes.kill()
         assert await processes.wait(10.0) is True

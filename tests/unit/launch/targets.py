@@ -125,6 +125,7 @@ def wait_for_term(argv: Sequence[str]) -> None:
 
 def ignore_term(argv: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("waiting", flush=True)
     time.sleep(600)
 
 
