@@ -82,7 +82,9 @@ class Run:
                 return found.group(1)
             if not more:
                 break
-        raise AssertionError(f"{pattern!r} was not printed within {timeout_s:.0f} s: {self.out}")
+        self.process.send_signal(signal.SIGINT)
+        self.end(30)
+        raise AssertionError(f"{pattern!r} was not printed within {timeout_s:.0f} s: {self.out}{self.err}")
 
     def look(self) -> None:
         """Remember which shared memory its processes use now, vLLM's included: :meth:`left` looks for that."""
