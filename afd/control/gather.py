@@ -48,10 +48,12 @@ class Gatherings:
             return
         del self._open[offer.key]
         gathering.timer.cancel()
-        if gathering.must_agree and (found := differing(offer.key, gathering.values)):
+        # In world order, whoever came first: the same difference is always told in the same words.
+        values = {str(rank): gathering.values[str(rank)] for rank in self._ranks}
+        if gathering.must_agree and (found := differing(offer.key, values)):
             self._claim(Cause("MismatchError", str(mismatch(found)), differences=found))
         else:
-            self._complete(offer.key, gathering.values)
+            self._complete(offer.key, values)
 
     def leave(self, ranks: tuple[Rank, ...], reason: str) -> None:
         """These ranks said goodbye: no exchange that needs them will ever be complete."""

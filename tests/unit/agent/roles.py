@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     role, model, port, api_port, agent_port, target, *vllm_argv = argv
     settings = {
         "port": int(port),
-        "timeouts": {"rendezvous_s": 10.0, "heartbeat_s": 0.2, "grace_s": 1.0, "step_s": 5.0},
+        "timeouts": {"rendezvous_s": 30.0, "heartbeat_s": 0.2, "grace_s": 1.0, "step_s": 5.0},
     }
     try:
         plan = plan_role(

@@ -25,7 +25,7 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", **variables}
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 15.0) -> None:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 45.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
