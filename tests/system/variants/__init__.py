@@ -19,3 +19,8 @@ INVENTORY_DIRECTORY = "TESTS_INVENTORY_DIRECTORY"
 
 ALIASING = "TESTS_ALIASING"
 """Environment variable that makes :mod:`tests.system.variants.poison` return transport memory as a model's output."""
+
+ORDERS_DIRECTORY = "TESTS_ORDERS_DIRECTORY"
+"""Environment variable with the directory where :mod:`tests.system.variants.outages` looks for orders."""
+HOLD_S = 5
+"""How long it holds the interpreter lock, in seconds."""
