@@ -51,7 +51,8 @@ def describe_exit(code: int) -> str:
 class Launcher:
     """A connection to a launcher. Closing it kills every process forked over it."""
 
-    TAIL = 30
+    TAIL = 200
+    """Lines of a process's output that are kept: a traceback of vLLM's API server below one of its engine."""
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
         self._connection = connection
@@ -162,7 +163,8 @@ class Launcher:
                 if not line:
                     return
                 text = line.decode(errors="replace").rstrip("\n")
-                child.tail = [*child.tail[1 - self.TAIL :], text]
+                child.tail.append(text)
+                del child.tail[: -self.TAIL]
                 write(text)
         finally:
             transport.close()

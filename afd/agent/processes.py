@@ -18,6 +18,7 @@ import psutil
 from afd.agent.deaths import Deaths
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
+from afd.agent.last_words import last_words
 from afd.agent.launch_protocol import ERROR
 from afd.agent.launcher import Child, Launcher, describe_exit
 from afd.agent.leftovers import Leftovers
@@ -135,16 +136,17 @@ class Processes:
         """The cause that the end of a process is, with the last thing it said when it left by itself. When one below it
         ended before, that is the cause."""
         code, kind = child.exited.result(), "RoleFailedError"
-        said = next((line.strip() for line in reversed(child.tail) if line.strip()), "")
+        said = last_words(child.tail)
         first = self._deaths.first if code >= 0 else None
         if code == ConfigError.exit_code and said.startswith(ERROR):
             kind, text = "ConfigError", said.removeprefix(ERROR)
         else:
             text = f"the {child.name} (process {child.pid}) {describe_exit(code)}"
             if first is not None and first.pid != child.pid:
-                text = f"{first}, then {text}"
+                # How it ended is unknown when its parent was faster than we: it may just have been told to end.
+                text = f"{first.name + ' ended' if first.code is None else first}, then {text}"
             if code >= 0 and said:
-                text += f"; its last words: {said[:300]}"
+                text += f"; its last words: {said}"
         return Cause(kind, text, rank=str(self._plan.ranks[0]), host=self._plan.hello.host.name)
 
     async def settle_requests(self, timeout_s: float) -> None:

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
+from afd.agent.last_words import one_line
 from afd.agent.launch_protocol import ERROR, MAX_MESSAGE
 
 RUNNER_MARK = "TRITON_BACKENDS_IN_TREE"
@@ -93,8 +94,9 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BaseException:  # noqa: BLE001 (the last word of a process: printed whole, and its exit code)
+    except BaseException as error:  # noqa: BLE001 (the last word of a process: printed whole, and its exit code)
         traceback.print_exc()
+        print(one_line(error), file=sys.stderr, flush=True)  # the agent tells it to everybody
         return 1
     return 0
 

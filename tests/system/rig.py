@@ -7,10 +7,11 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,8 +97,9 @@ def ends(group: Group, since: float, timeout_s: float = 15.0) -> Ends:
     found = Ends()
 
     def wait(role: RoleProcess) -> None:
-        found.codes[role.role] = role.process.wait(timeout_s)
-        found.seconds[role.role] = time.monotonic() - since
+        with suppress(subprocess.TimeoutExpired):
+            found.codes[role.role] = role.process.wait(timeout_s)
+            found.seconds[role.role] = time.monotonic() - since
 
     threads = [threading.Thread(target=wait, args=(role,), daemon=True) for role in group.roles.values()]
     for thread in threads:

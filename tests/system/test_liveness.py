@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slow is not dead: heartbeats survive a held interpreter lock and a busy machine. A stopped agent is noticed in time."""
+"""Slow is not dead: heartbeats survive held interpreter locks and a busy machine. A stopped agent is missed in time."""
 
 from __future__ import annotations
 

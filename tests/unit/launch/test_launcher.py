@@ -170,7 +170,7 @@ def test_output_arrives_line_by_line_whatever_it_is(launcher_path: str, tmp_path
 def test_the_last_lines_are_remembered_and_no_more(launcher_path: str, tmp_path: Path) -> None:
     async def work() -> None:
         async with connected(launcher_path, tmp_path) as forks:
-            child = await forks.fork("succeed", *["\n"] * 100, "end")
+            child = await forks.fork("succeed", *["\n"] * (Launcher.TAIL + 50), "end")
             await child.exited
             await forks.launcher.drain_output(10.0)
             assert len(child.tail) == Launcher.TAIL

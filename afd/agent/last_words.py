@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process that failed said about it, found in its output.
+
+vLLM's API server fails because its engine did, which failed because a worker did; each prints its traceback, and the
+last one only says "see above". The first is the one to tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+LONGEST = 400
+"""Characters of the answer."""
+
+_PROCESS = re.compile(r"^\((?P<process>[A-Za-z]+)[^)]*\) ")
+_LOGGED = re.compile(r"^(?:ERROR|CRITICAL) \S+ \S+ \[\S+\] ?")
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*)?$")
+_BELOW = ("EngineCore", "Worker")
+
+
+def last_words(tail: Sequence[str]) -> str:
+    """One line: the first exception of a process below, or else the last line. "" when nothing was said.
+
+    ``tail`` are the last lines of output of a process and all below it.
+    """
+    for line in tail:
+        process = _PROCESS.match(line)
+        if process is not None and process["process"].startswith(_BELOW):
+            text = _LOGGED.sub("", line[process.end() :])
+            if _EXCEPTION.match(text):
+                return text[:LONGEST]
+    last = next((line for line in reversed(tail) if line.strip()), "")
+    return _PROCESS.sub("", last).strip()[:LONGEST]
+
+
+def one_line(error: BaseException) -> str:
+    """``error`` as a last line: its class, and its text without line breaks."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
