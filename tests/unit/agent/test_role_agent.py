@@ -124,7 +124,7 @@ def test_either_role_may_come_first_and_says_whom_it_waits_for(roles: Roles, fir
     roles.start(first)
     missing = "A0" if first == "ffn" else "F0"
     wait_until(lambda: (roles.get(first, "/status")[1] or {}).get("waiting_for") == [missing], "it waits")
-    assert f"waiting for {missing}" in roles.text(first)
+    wait_until(lambda: f"waiting for {missing}" in roles.text(first), "its log says so, too")
     assert roles.processes(first) == []
     roles.start("attention" if first == "ffn" else "ffn")
     roles.ready()
