@@ -353,8 +353,10 @@ class RoleAgent:
     # ---- what we hear -------------------------------------------------------------------------------------
 
     def _enter(self, control: Control, state: str) -> None:
-        self.status.enter(state)
-        control.set_state(state)
+        """A step on the way to ready. A role that stops goes no further: its peers must see that it drains."""
+        if not self._stop.is_set():
+            self.status.enter(state)
+            control.set_state(state)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._signalled:
