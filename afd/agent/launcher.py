@@ -60,6 +60,8 @@ class Launcher:
         self._children: dict[int, Child] = {}
         self._starting: dict[str, asyncio.Future[int]] = {}
         self._readers: set[asyncio.Task[None]] = set()
+        self.gone = False
+        """Whether the launcher ended before it was let go, and its children with it."""
         connection.setblocking(False)
         asyncio.get_running_loop().add_reader(connection, self._on_event)
 
@@ -179,6 +181,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         if not message:
             loop.remove_reader(self._connection)
+            self.gone = True
             for child in self._children.values():
                 if not child.exited.done():
                     child.exited.set_result(-signal.SIGKILL)

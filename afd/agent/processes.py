@@ -138,7 +138,9 @@ class Processes:
         code, kind = child.exited.result(), "RoleFailedError"
         said = last_words(child.tail)
         first = self._deaths.first if code >= 0 else None
-        if code == ConfigError.exit_code and said.startswith(ERROR):
+        if self._launcher is not None and self._launcher.gone:
+            text = f"the launcher was killed or crashed, and the {child.name} (process {child.pid}) with it"
+        elif code == ConfigError.exit_code and said.startswith(ERROR):
             kind, text = "ConfigError", said.removeprefix(ERROR)
         else:
             text = f"the {child.name} (process {child.pid}) {describe_exit(code)}"

@@ -120,18 +120,32 @@ def processes(role: RoleProcess) -> dict[str, int]:
 
 
 def tree(group: Group) -> dict[str, psutil.Process]:
-    """Every process of a group by what it calls itself: "ffn agent", "rank F0", "API server", "EngineCore", …"""
+    """Every process of a group by what it calls itself: "ffn agent", "rank F0", "API server", "EngineCore", …
+
+    Launchers that belong to an agent are "ffn launcher" and "attention launcher".
+    """
     found: dict[str, psutil.Process] = {}
+
+    def add(name: str, process: psutil.Process) -> None:
+        if process not in found.values():
+            found[name if name not in found else f"{name} {process.pid}"] = process
+
     for role in group.roles.values():
-        found[f"{role.role} agent"] = psutil.Process(role.process.pid)
-        for name, pid in processes(role).items():
-            try:
-                found[name] = psutil.Process(pid)
-                below = found[name].children(recursive=True)
-            except psutil.NoSuchProcess:
-                continue
-            for process in below:
-                found.setdefault(title(process).removeprefix("VLLM::"), process)
+        try:
+            agent = psutil.Process(role.process.pid)
+            add(f"{role.role} agent", agent)
+            for child in agent.children():
+                if title(child) == "afd::launcher":
+                    add(f"{role.role} launcher", child)
+            above = [*agent.children(), *(psutil.Process(pid) for pid in processes(role).values())]
+            for name, pid in processes(role).items():
+                add(name, psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+        for process in above:
+            with suppress(psutil.NoSuchProcess):
+                for below in process.children(recursive=True):
+                    add(title(below).removeprefix("VLLM::"), below)
     return found
 
 
