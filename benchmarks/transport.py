@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import platform
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from afd.connectors.base import ConnectorSpec, Slot
 from afd.connectors.camp2p import CAMP2pAFDConnector
 from afd.connectors.shm.transport import Helper, ShmTransport
 from afd.control.messages import Step
+from afd.testing.free_ports import free_port
 from afd.testing.ranks import RankContext, run_ranks
 from afd.topology import Rank, Role, Topology
 
@@ -111,12 +111,6 @@ def gloo(context: RankContext, tokens: int, hidden_size: int, dtype: torch.dtype
         return []
 
     return (group, store), attention_step if attention else ffn_step
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def measure(variant: str, tokens: int, hidden_size: int, result: str, context: RankContext) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,19 +32,12 @@ from afd.agent.launcher import Child, Launcher, describe_exit, own_session, star
 from afd.agent.leftovers import Leftovers, runs
 from afd.agent.plan import API_SERVER
 from afd.errors import PeerAbsentError, RoleFailedError
+from afd.testing.free_ports import free_port
 from afd.topology import Role, Topology
 
 POLL_S = 0.05
 GONE_S = 10.0
 """How long a process may take to be gone after it was killed."""
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
-from tests.unit.control.agents import free_port
+from afd.testing.free_ports import free_port
 from tests.unit.launch.forks import environment, wait_until
 
 GOOD = {"ffn": "ffn_rank", "attention": "api_server"}

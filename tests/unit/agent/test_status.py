@@ -14,9 +14,10 @@ import pytest
 from afd.agent.status import AgentStatus
 from afd.errors import ConfigError, Difference, MismatchError, PeerLostError
 from afd.observe.state import State
+from afd.testing.free_ports import free_port
 from afd.topology import Rank, Role
 from tests.unit.agent.plans import planned
-from tests.unit.control.agents import Agents, free_port
+from tests.unit.control.agents import Agents
 
 Get = Callable[[str], Coroutine[Any, Any, tuple[int, Any]]]
 A0 = Rank(Role.ATTENTION, 0)

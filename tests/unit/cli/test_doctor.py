@@ -20,6 +20,7 @@ from afd.cli import checks, doctor, packages
 from afd.cli.checks import FAIL, OK, SKIP, WARN, Finding
 from afd.cli.main import run
 from afd.observe import server
+from afd.testing.free_ports import free_port
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -30,12 +31,9 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
 
 @pytest.fixture
 def free_ports() -> list[str]:
-    """Flags with three ports that were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    numbers = [str(found.getsockname()[1]) for found in sockets]
-    for found in sockets:
-        found.close()
-    return ["--afd-port", numbers[0], "--agent-port", numbers[1], "--api-port", numbers[2]]
+    """Flags with three ports that nobody listens on."""
+    flags = ("--afd-port", "--agent-port", "--api-port")
+    return [word for flag in flags for word in (flag, str(free_port()))]
 
 
 @pytest.fixture

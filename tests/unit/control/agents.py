@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -18,14 +17,8 @@ from afd.control.group import Control, Waiting
 from afd.control.handshake import names, ranks_of
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Host, Layout
 from afd.control.rendezvous import open_control
+from afd.testing.free_ports import free_port
 from afd.topology import Rank, Role
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        number: int = probe.getsockname()[1]
-        return number
 
 
 def hello_of(role: str, *ranks: int, attention: int = 1, ffn: int = 1, **changes: Any) -> Hello:

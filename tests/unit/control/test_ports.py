@@ -13,7 +13,7 @@ import pytest
 
 from afd.control.ports import listen, owner
 from afd.errors import ConfigError
-from tests.unit.control.agents import free_port
+from afd.testing.free_ports import free_port
 
 
 def test_the_owner_of_a_port_is_named_with_pid_and_command() -> None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,30 +16,44 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.control.agents import free_port
+from afd.testing.free_ports import free_port
 
 ROOT = Path(__file__).parents[3]
+PATIENCE_S = 30.0
 
 
 class Agent:
-    """One ``agent_process.py`` and what it has printed."""
+    """One ``agent_process.py`` and what it and its rank process have printed."""
 
     def __init__(self, role: str, port: int, deed: str, *changes: str) -> None:
+        program = str(Path(__file__).with_name("agent_process.py"))
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                str(Path(__file__).with_name("agent_process.py")),
-                role,
-                str(port),
-                deed,
-                *changes,
-            ],
+            [sys.executable, program, role, str(port), deed, *changes],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             text=True,
         )
         self.lines: list[str] = []
         self.rank_pid = 0
+        self._printed: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._printed.put(line.rstrip())
+        self._printed.put(None)
+
+    def _next(self, deadline: float) -> str | None:
+        """The next line, None after the last one. Fails at the deadline, so that a test never hangs."""
+        try:
+            line = self._printed.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise AssertionError(f"nothing more within {PATIENCE_S:.0f} s of {self.lines}") from None
+        if line is not None:
+            self.lines.append(line)
+        return line
 
     def up(self) -> Agent:
         self.rank_pid = int(self.until(" up ").split()[2])
@@ -45,17 +61,18 @@ class Agent:
 
     def until(self, text: str) -> str:
         """Read lines until one contains ``text``."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
+        deadline = time.monotonic() + PATIENCE_S
+        while (line := self._next(deadline)) is not None:
             if text in line:
-                return self.lines[-1]
+                return line
         raise AssertionError(f"no {text!r} in {self.lines}")
 
     def rest(self) -> str:
         """Wait for its end and return all that it and its rank process printed."""
-        output, _ = self.process.communicate(timeout=15)
-        self.lines += output.splitlines()
+        deadline = time.monotonic() + PATIENCE_S
+        while self._next(deadline) is not None:
+            pass
+        self.process.wait(PATIENCE_S)
         return "\n".join(self.lines)
 
     def end(self) -> None:
@@ -64,7 +81,10 @@ class Agent:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        self.process.communicate()
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 @contextmanager
