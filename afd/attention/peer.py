@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank
 
-from afd.attention.counters import AttentionCounters
 from afd.connectors.base import AttentionLink
+from afd.connectors.step_counters import StepCounters
 from afd.control.messages import Phase, Step
 from afd.control.reporter import Reporter
 from afd.control.session import RankSession
@@ -48,7 +48,7 @@ class Peer:
         self.link = link
         self.ids = crossing.spec.ids
         self._step = 0
-        self._counters = AttentionCounters()
+        self._counters = StepCounters(Role.FFN)
         self._reporter = Reporter(crossing.session, self._counters.snapshot)
 
     @classmethod
@@ -107,7 +107,7 @@ class Peer:
         except BaseException as error:
             self.blame(error)
             raise
-        self._counters.add_step(phase, real, padded, time.perf_counter() - started, self.link.counters)
+        self._counters.add(phase, real, padded, time.perf_counter() - started, self.link.counters)
 
     def blame(self, error: BaseException) -> None:
         """End the epoch with ``error`` as its cause. Raises the cause that everybody is told when ``error`` is ours:

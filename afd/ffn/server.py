@@ -59,7 +59,7 @@ class FFNServer:
             self._counters.layer_seconds.observe(time.perf_counter() - begun)
             computed += out.shape[0]
             self._link.reply(work, out)
-        self._counters.add_step(steps.values(), computed, time.perf_counter() - started, self._link.counters)
+        self._counters.add_steps(steps.values(), computed, time.perf_counter() - started, self._link.counters)
 
     def compute(self, work: Work) -> Tensor:
         """One layer of one ubatch: [rows, hidden] → [rows, hidden]. Zero rows cost nothing."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Attention rank counts, bound once so that a step only adds."""
+"""What a rank of either role counts in every step, bound once so that a step only adds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from afd.connectors.base import LinkCounters
 from afd.control.messages import Phase
 from afd.observe.counters import Counter, Counters
+from afd.topology import Role
 
 
-class AttentionCounters:
-    """Counted by the model thread; :meth:`snapshot` may be called from another."""
+class StepCounters:
+    """Counted by the thread that steps; :meth:`snapshot` may be called from another."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: Role) -> None:
+        """``peer`` is the role that this rank waits for."""
         self._all = Counters()
         self._steps: dict[str, Counter] = {}
         self._real = self._all.counter("afd_tokens_total", kind="real")
@@ -21,11 +23,14 @@ class AttentionCounters:
         self._sent = self._all.counter("afd_hop_bytes_total", direction="sent")
         self._received = self._all.counter("afd_hop_bytes_total", direction="received")
         self._step_seconds = self._all.histogram("afd_step_seconds")
-        self._wait_seconds = self._all.histogram("afd_wait_seconds", peer="ffn")
+        self._wait_seconds = self._all.histogram("afd_wait_seconds", peer=str(peer))
         self._waited = 0.0
 
-    def add_step(self, phase: Phase, real: int, padded: int, seconds: float, link: LinkCounters) -> None:
-        """Count one forward of ``seconds``: ``padded`` rows, of which ``real`` are tokens."""
+    def add(self, phase: Phase, real: int, padded: int, seconds: float, link: LinkCounters) -> None:
+        """Count one step of ``seconds``: ``padded`` rows, of which ``real`` are tokens.
+
+        ``link`` counts since it was opened.
+        """
         if phase not in self._steps:
             self._steps[phase] = self._all.counter("afd_steps_total", phase=phase)
         self._steps[phase].add()

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Attention rank counts."""
+"""What every rank counts."""
 
 from __future__ import annotations
 
-from afd.attention.counters import AttentionCounters
 from afd.connectors.base import LinkCounters
+from afd.connectors.step_counters import StepCounters
+from afd.topology import Role
 
 
 def test_steps_tokens_bytes_and_waits_are_counted() -> None:
-    counters, link = AttentionCounters(), LinkCounters()
+    counters, link = StepCounters(Role.FFN), LinkCounters()
     link.sent_bytes, link.received_bytes, link.wait_s = 100, 90, 0.02
-    counters.add_step("profile", 0, 64, 0.5, link)
+    counters.add("profile", 0, 64, 0.5, link)
     link.sent_bytes, link.received_bytes, link.wait_s = 150, 140, 0.05
-    counters.add_step("eager", 3, 4, 0.1, link)
+    counters.add("eager", 3, 4, 0.1, link)
     found = counters.snapshot()
     assert found["afd_steps_total{phase=profile}"] == found["afd_steps_total{phase=eager}"] == 1
     assert (found["afd_tokens_total{kind=real}"], found["afd_tokens_total{kind=padded}"]) == (3, 68)
@@ -23,4 +24,4 @@ def test_steps_tokens_bytes_and_waits_are_counted() -> None:
 
 
 def test_a_rank_that_has_done_nothing_reports_zeros() -> None:
-    assert set(AttentionCounters().snapshot().values()) == {0}
+    assert set(StepCounters(Role.FFN).snapshot().values()) == {0}
