@@ -19,6 +19,8 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from afd.errors import MisuseError
+
 MAGIC = b"AFDSHM\0\0"
 VERSION = 1
 
@@ -76,7 +78,12 @@ class Geometry:
     row_bytes: int
     id_bytes: int
     cells: int = 2
-    """Cells per direction. Two let one be read in place while the next is written."""
+    """Cells per direction, a power of two: the counters of a ring wrap at 2^32, and the cell that comes next must not
+    jump then. Two let one be read in place while the next is written."""
+
+    def __post_init__(self) -> None:
+        if self.cells < 1 or self.cells & (self.cells - 1):
+            raise MisuseError(f"{self.cells} cells in a ring: it must be a power of two")
 
     @property
     def ids_at(self) -> int:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from afd.connectors.shm import layout
 from afd.connectors.shm.layout import Geometry, Header, epoch_hash
+from afd.errors import MisuseError
 
 geometries = st.builds(
     Geometry,
@@ -15,7 +17,7 @@ geometries = st.builds(
     max_rows=st.integers(1, 5000),
     row_bytes=st.integers(1, 20000),
     id_bytes=st.sampled_from([0, 4, 8]),
-    cells=st.integers(2, 4),
+    cells=st.sampled_from([1, 2, 4]),
 )
 
 
@@ -53,3 +55,9 @@ def test_a_header_reads_back_as_written() -> None:
 
 def test_different_epochs_have_different_hashes() -> None:
     assert len({epoch_hash(f"epoch {number}") for number in range(1000)}) == 1000
+
+
+@pytest.mark.parametrize("cells", [-2, 0, 3, 6])
+def test_a_number_of_cells_that_does_not_divide_the_range_of_the_counters_is_refused(cells: int) -> None:
+    with pytest.raises(MisuseError, match=f"^{cells} cells in a ring: it must be a power of two$"):
+        Geometry(epoch=1, max_rows=1, row_bytes=1, id_bytes=0, cells=cells)
