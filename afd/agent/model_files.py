@@ -35,8 +35,8 @@ _VOLATILE = {"_name_or_path", "transformers_version"}
 class ModelFingerprint:
     """What both roles must agree on about the model. ``num_experts`` and ``top_k`` are 0 for a dense model.
 
-    ``config_digest`` is over the whole ``config.json``, without formatting and without the keys that tools
-    add.
+    ``config_digest`` is over the whole ``config.json`` with its overrides, without formatting and without the keys
+    that tools add.
     """
 
     architecture: str
@@ -73,13 +73,16 @@ def resolve(
     return _from_hub(model, revision, weights, deadline_s)
 
 
-def inspect(directory: Path, *, weights: bool = True) -> ModelFingerprint:
+def inspect(
+    directory: Path, *, weights: bool = True, overrides: Mapping[str, Any] | None = None
+) -> ModelFingerprint:
     """Check every file of the checkpoint in ``directory`` and return its fingerprint.
 
-    ``weights=False`` is for ``load_format=dummy``: then no weights need to be there. Raises
-    :class:`ConfigError` with the file, what is wrong with it, and what to do.
+    ``weights=False`` is for ``load_format=dummy``: then no weights need to be there. ``overrides`` are the keys of
+    ``config.json`` that vLLM is told to replace. Raises :class:`ConfigError` with the file, what is wrong with it, and
+    what to do.
     """
-    config = read_config(directory)
+    config = _merged(read_config(directory), overrides or {})
     try:
         files = sorted(directory.iterdir())
     except OSError as error:
@@ -151,6 +154,17 @@ def fingerprint(config: Mapping[str, Any], where: Path) -> ModelFingerprint:
         vocab_size=number("vocab_size"),
         config_digest=hashlib.sha256(json.dumps(stable, sort_keys=True).encode()).hexdigest()[:16],
     )
+
+
+def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's rule: an object changes the keys that it has, any other value takes the old one's place."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        before = merged.get(key)
+        merged[key] = (
+            _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+        )
+    return merged
 
 
 def _exists(path: Path) -> bool:

@@ -84,7 +84,11 @@ def plan_role(
     dummy = arguments.get("--load-format", "auto") == "dummy"
     revision = arguments.get("--revision") or None
     # Weights, which may have to be downloaded, only after the combination was accepted.
-    found = model_files.inspect(model_files.resolve(model, revision, weights=False), weights=False)
+    found = model_files.inspect(
+        model_files.resolve(model, revision, weights=False),
+        weights=False,
+        overrides=arguments.mapping("--hf-overrides"),
+    )
     fingerprint = Fingerprint(
         architecture=found.architecture,
         hidden_size=found.hidden_size,

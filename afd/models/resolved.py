@@ -4,7 +4,11 @@ resource exists (the second exchange of ``design.md`` §5)."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from vllm.config import CompilationMode, VllmConfig
@@ -13,11 +17,18 @@ from afd.errors import ConfigError, UnsupportedError
 from afd.families import family_of
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+# Differ between copies of one model, or say what Resolved's own fields say.
+_VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}
+_LONGEST_VALUE = 120
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Values both roles must have resolved to the same thing. ``max_tokens`` is the step's token budget."""
+    """Values both roles must have resolved to the same thing. ``max_tokens`` is the step's token budget.
+
+    ``hf_config`` are the values of the model's configuration as vLLM understood it, overrides included, by key: a role
+    with another number of experts per token would compute, and nobody would notice.
+    """
 
     architecture: str
     hidden_size: int
@@ -26,9 +37,12 @@ class Resolved:
     max_tokens: int
     load_format: str
     quantisation: str
+    hf_config: Mapping[str, str]
 
     def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+        """One flat map, for the exchange that compares it key by key."""
+        values = asdict(self)
+        return {**{f"hf_config.{key}": value for key, value in values.pop("hf_config").items()}, **values}
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -55,4 +69,17 @@ def resolve(vllm_config: VllmConfig) -> Resolved:
         max_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         load_format=str(vllm_config.load_config.load_format),
         quantisation=str(model.quantization or "none"),
+        hf_config=_printable(model.hf_config.to_dict()),
     )
+
+
+def _printable(config: Mapping[str, Any]) -> dict[str, str]:
+    """The values as text that is the same on both sides; what is too long for a message as its digest."""
+    found = {}
+    for key, value in config.items():
+        if key not in _VOLATILE:
+            text = json.dumps(value, sort_keys=True, default=str)
+            if len(text) > _LONGEST_VALUE:
+                text = f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            found[key] = text
+    return found

@@ -41,6 +41,7 @@ class Case:
 
 CASES = (
     Case("dtype", "bfloat16", "float32", arguments=("--dtype", "bfloat16")),
+    Case("model top-k", "1", "2", arguments=("--hf-overrides", '{"num_experts_per_tok": 1}')),
     Case("num_attention_ranks", "2", "1", hello={"layout.num_attention": 2}),
     Case("num_ffn_ranks", "2", "1", hello={"layout.num_ffn": 2}),
     Case("ids mode", "with token ids", "without token ids", hello={"ids": True}),

@@ -18,6 +18,7 @@ from afd.agent import cores
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.plan import API_SERVER, FFN_RANK, WORKER_CLASS, versions
 from afd.config import CAM_ASYNC
+from afd.control.handshake import differences
 from afd.errors import ConfigError, UnsupportedError
 from afd.topology import Rank, Role
 from tests.unit.agent.plans import FLOAT32, planned
@@ -47,9 +48,22 @@ def test_ffn_runs_its_rank_without_worker_and_server(checkpoint: Path) -> None:
 
 
 def test_both_roles_say_the_same_about_everything_that_must_agree(checkpoint: Path) -> None:
-    from afd.control.handshake import differences
-
     assert differences([planned(checkpoint, role).hello for role in Role]) == ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        (["--hf-overrides", '{"num_experts_per_tok": 1}'], "model top-k"),
+        (["--hf-overrides.num_experts_per_tok", "1"], "model top-k"),
+        (["--hf-overrides", '{"routed_scaling_factor": 2.5}'], "model configuration digest"),
+    ],
+)
+def test_an_override_of_the_models_configuration_on_one_role_is_a_difference(
+    checkpoint: Path, overrides: list[str], field: str
+) -> None:
+    hellos = [planned(checkpoint, Role.FFN, (*FLOAT32, *overrides)).hello, planned(checkpoint).hello]
+    assert [difference.field for difference in differences(hellos)] == [field]
 
 
 def test_a_target_of_a_test_replaces_the_function_that_processes_run(checkpoint: Path) -> None:

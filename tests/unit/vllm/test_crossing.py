@@ -177,6 +177,22 @@ def test_a_layer_that_raises_reaches_attention_as_the_root_cause(run: Any) -> No
     run(work)
 
 
+def test_a_model_whose_configuration_was_overridden_on_one_side_is_named_before_a_link_exists(
+    run: Any,
+) -> None:
+    async def work(group: Group) -> None:
+        serving = asyncio.create_task(asyncio.to_thread(group.ffn))
+        override = ("--hf-overrides", '{"routed_scaling_factor": 2.5, "rope_scaling": {"factor": 2.0}}')
+        with pytest.raises(MismatchError, match="routed_scaling_factor"):
+            await asyncio.to_thread(group.attention, lambda peer: None, *override)
+        with pytest.raises(
+            MismatchError, match=r"hf_config\.routed_scaling_factor: 1\.0 on F0 but 2\.5 on A0"
+        ):
+            await asyncio.wait_for(serving, 10)
+
+    run(work)
+
+
 def test_what_vllm_resolved_differently_is_named_before_a_link_exists(run: Any) -> None:
     async def work(group: Group) -> None:
         serving = asyncio.create_task(asyncio.to_thread(group.ffn))

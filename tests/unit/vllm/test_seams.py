@@ -149,7 +149,10 @@ def test_what_vllm_resolved_is_read_once_for_both_roles_to_compare(
 ) -> None:
     config = engine_config()
     resolved = module("afd.models.resolved").resolve(config)
-    assert resolved.as_dict() == {
+    values = resolved.as_dict()
+    assert values["hf_config.num_experts_per_tok"] == "2" and "hf_config.dtype" not in values
+    assert max(len(str(value)) for value in values.values()) <= 120
+    assert {key: value for key, value in values.items() if not key.startswith("hf_config.")} == {
         "architecture": "DeepseekV2ForCausalLM",
         "hidden_size": 256,
         "num_layers": 4,
