@@ -7,11 +7,13 @@ There is no scheduler, no KV cache and no engine core here, so nothing of vLLM's
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
+from vllm import envs
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.forward_context import set_forward_context
@@ -19,7 +21,6 @@ from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.usage.usage_lib import UsageContext
-from vllm.utils.network_utils import get_distributed_init_method, get_open_port
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
@@ -53,13 +54,11 @@ def bind_cores(index: int) -> None:
 
 def load(vllm_config: VllmConfig, family: Family) -> nn.Module:
     """FFN's half of the model, in evaluation mode. Opens vLLM's (single-process) groups first."""
-    init_worker_distributed_environment(
-        vllm_config,
-        0,
-        get_distributed_init_method("127.0.0.1", get_open_port()),
-        0,
-        current_platform.dist_backend,
-    )
+    # Nobody else joins these groups. Through a file, because a TCP store would listen on every interface of the host.
+    with tempfile.TemporaryDirectory(prefix="groups-", dir=envs.VLLM_RPC_BASE_PATH) as directory:
+        init_worker_distributed_environment(
+            vllm_config, 0, f"file://{directory}/store", 0, current_platform.dist_backend
+        )
     set_random_seed(vllm_config.model_config.seed)
     with role_scope(family, Role.FFN):
         model: nn.Module = get_model(vllm_config=vllm_config)

@@ -9,12 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from afd.testing.completions import Answer, Question
 from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.rig import census, deed, differences, ends, start, until
+from tests.system.rig import census, deed, differences, ends, start, tree, until
 
 Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
@@ -128,3 +129,13 @@ def test_a_role_killed_before_it_said_hello_may_be_started_again(groups: Groups,
     assert group.roles[other].exit_code is None
     start(group, lost)
     assert group.stop() == {Role.FFN: 0, Role.ATTENTION: 0}
+
+
+def test_ranks_listen_on_the_loopback_interface_only(groups: Groups) -> None:
+    group = groups()
+    start(group)
+    listening = {
+        name: {c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        for name, process in tree(group).items()
+    }
+    assert listening["rank F0"] == {"127.0.0.1"}  # its step channel
