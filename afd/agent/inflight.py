@@ -40,7 +40,7 @@ class InflightFile:
 
 
 class Inflight:
-    """Counts HTTP requests from their first byte to the last byte of the answer."""
+    """Counts HTTP POST requests from their first byte to the last byte of the answer."""
 
     def __init__(self, app: ASGI) -> None:
         self._app = app
@@ -49,7 +49,8 @@ class Inflight:
     async def __call__(
         self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        # Whatever generates is a POST, under /v1, under other paths and below any --root-path.
+        if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         self._file.add(1)

@@ -17,7 +17,7 @@ _CODE = (".py", ".c", ".h", ".sh", ".toml")
 _CODE_NAMES = ("Makefile", ".ci/run")
 
 # Untyped input is read once, here, into a frozen dataclass; everywhere else attributes are accessed directly.
-UNTYPED_READERS = ("afd/models/shape.py", "afd/config.py", "afd/config/")
+UNTYPED_READERS = ("afd/config/",)
 
 # The device's package in any form, and the other one as a module. As a plain word it is a name in a list of versions.
 _ASCEND = re.compile(r"\btorch_npu\b|\bvllm_ascend\.|\b(?:import|import_module|from)\b.*\bvllm_ascend\b")

@@ -44,8 +44,8 @@ class App:
         await send({"type": "http.response.body", "body": b"two", "more_body": False})
 
 
-def scope_of(path: str, kind: str = "http") -> Scope:
-    return {"type": kind, "path": path, "method": "POST", "headers": []}
+def scope_of(path: str, kind: str = "http", method: str = "POST") -> Scope:
+    return {"type": kind, "path": path, "method": method, "headers": []}
 
 
 async def nothing(*_: Any) -> Any:
@@ -57,9 +57,8 @@ def test_a_request_counts_until_its_answer_is_complete(counter: InflightFile) ->
         app = App()
         middleware = Inflight(app)
         assert counter.count == 0
-        calls = [
-            asyncio.create_task(middleware(scope_of("/v1/completions"), nothing, nothing)) for _ in range(3)
-        ]
+        paths = ("/v1/completions", "/inference/v1/generate", "/below/v1/completions")
+        calls = [asyncio.create_task(middleware(scope_of(path), nothing, nothing)) for path in paths]
         await app.entered.wait()
         await asyncio.sleep(0)
         assert counter.count == 3
@@ -91,7 +90,7 @@ def test_a_request_that_raises_is_counted_down(counter: InflightFile) -> None:
 def test_probes_and_what_is_no_http_request_do_not_count(counter: InflightFile, path: str, kind: str) -> None:
     async def work() -> None:
         app = App()
-        call = asyncio.create_task(Inflight(app)(scope_of(path, kind), nothing, nothing))
+        call = asyncio.create_task(Inflight(app)(scope_of(path, kind, "GET"), nothing, nothing))
         await app.entered.wait()
         assert counter.count == 0
         app.go.set()
