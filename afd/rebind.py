@@ -71,6 +71,14 @@ HOOKS: tuple[Hook, ...] = (
         "fork vLLM's processes from one that has imported vLLM: ready in seconds instead of ten a process",
         "vLLM's CPU platform stops forcing spawn",
     ),
+    Hook(
+        "vllm.model_executor.models.registry",
+        "_run_in_subprocess",
+        "(fn)",
+        "afd.launch.inspection.inspect_families",
+        "look at a model's class in the launcher, which has imported it, instead of importing vLLM once more per role",
+        "vLLM inspects a class that is imported already in place",
+    ),
 )
 
 

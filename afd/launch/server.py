@@ -30,6 +30,7 @@ from setproctitle import setproctitle
 
 from afd.agent.last_words import one_line
 from afd.agent.launch_protocol import ERROR, MAX_MESSAGE
+from afd.families import FAMILIES
 
 RUNNER_MARK = "TRITON_BACKENDS_IN_TREE"
 """Read by Triton while vLLM is imported: set for runner V1, not set for V2."""
@@ -44,8 +45,8 @@ PRELOAD = (
     "vllm.v1.attention.backends.cpu_attn",
     "vllm.v1.worker.cpu_worker",
     "vllm.v1.worker.cpu.model_runner",
-    "vllm.model_executor.models.deepseek_v2",
     "vllm.model_executor.model_loader.default_loader",
+    *(family.module for family in FAMILIES),
     "afd.launch.api_server",
 )
 """vLLM, and what starts it in a fork. Attention's worker and the FFN rank are not here, although that would save each a
@@ -178,6 +179,10 @@ def main(argv: Sequence[str]) -> NoReturn:
     setproctitle("afd::launcher")
     for module in modules or PRELOAD:
         importlib.import_module(module)
+    if not modules:
+        from afd.launch.inspection import inspect_families
+
+        inspect_families()
     from afd.launch import children
 
     children.register()

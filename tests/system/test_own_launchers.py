@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from afd.testing.completions import Answer, Question
 from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.rig import Client, Traces, decoding, deed, differences, ends
+from tests.system.rig import Client, Traces, census, decoding, deed, differences, ends
 
 LIMIT_S = 2.0
 """From the kill to the exit of the other role."""
@@ -51,3 +52,15 @@ def test_a_killed_launcher_or_agent_takes_its_processes_along_and_ends_the_other
     client.join(5)
     assert all(isinstance(end, Exception) for end in client.ends.values())
     assert traces.left_after(1.0 if agent else 0.0) == []
+
+
+@pytest.mark.timeout(400)
+def test_no_role_imports_vllm_a_second_time_to_look_at_its_model(groups: Groups, tmp_path: Path) -> None:
+    """With a fresh home vLLM knows nothing of the model's class yet, and would ask a process of its own."""
+    group = groups(launcher=None, environment={"VLLM_CACHE_ROOT": str(tmp_path / "cache")})
+    with census() as watch:
+        group.start()
+        asyncio.run(group.ready(READY_S))
+    assert [title for title in watch.seen.values() if "vllm.model_executor.models.registry" in title] == []
+    assert any("launch" in title for title in watch.seen.values())
+    assert group.stop() == {Role.FFN: 0, Role.ATTENTION: 0}

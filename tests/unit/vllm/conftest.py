@@ -34,6 +34,7 @@ def module() -> Iterator[Module]:
 @pytest.fixture(scope="package")
 def engine_config(module: Module) -> Callable[..., Any]:
     """vLLM's configuration for the builtin model and more arguments."""
+    module("afd.launch.inspection").inspect_families()
 
     def make(*argv: str, completed: bool = True) -> Any:
         given = ["--dtype", "float32", "--max-model-len", "64", "--max-num-batched-tokens", "64", *argv]
