@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from afd import support
-from afd.agent import cores, model_files, vllm_arguments
+from afd import pins, support
+from afd.agent import cores, model_files, vllm_arguments, vllm_flags
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, to_json
@@ -59,8 +59,13 @@ class RolePlan:
     @property
     def api_url(self) -> str:
         """Where this host reaches Attention's API server."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.api_host, self.api_host)
-        return f"http://[{host}]:{self.api_port}" if ":" in host else f"http://{host}:{self.api_port}"
+        return self.url(self.api_host, self.api_port)
+
+    @staticmethod
+    def url(host: str, port: int) -> str:
+        """Where this host reaches a server that listens at ``host``, which may be all addresses."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def plan_role(
@@ -80,6 +85,9 @@ def plan_role(
     """
     arguments = vllm_arguments.parse(vllm_argv)
     vllm_arguments.check(arguments)
+    installed = versions()
+    if installed["vllm"] == pins.load().vllm_version:  # another version has other flags
+        vllm_flags.check(arguments)
     runner = runner_of(environment)
     dummy = arguments.get("--load-format", "auto") == "dummy"
     revision = arguments.get("--revision") or None
@@ -125,7 +133,7 @@ def plan_role(
         hello=Hello(
             role=str(role),
             ranks=tuple(rank.index for rank in ranks),
-            versions=versions(),
+            versions=installed,
             model=fingerprint,
             layout=Layout(
                 num_attention=config.topology.num_attention,

@@ -129,7 +129,7 @@ def parse(argv: Sequence[str]) -> VllmArguments:
 
 
 def _read(argv: Sequence[str]) -> Iterator[Given]:
-    starts = [index for index, word in enumerate(argv) if _is_flag(word)]
+    starts = list(_starts(argv))
     ends = [*starts[1:], len(argv)]
     if argv and (not starts or starts[0] > 0):
         raise _unexpected(argv[0])
@@ -145,6 +145,18 @@ def _read(argv: Sequence[str]) -> Iterator[Given]:
             values=following if inline is None else (inline,),
             raw=tuple(argv[start:end]),
         )
+
+
+def _starts(argv: Sequence[str]) -> Iterator[int]:
+    """Where flags are. The word after ``--flag.key`` is its value, whatever it looks like."""
+    value = False
+    for index, word in enumerate(argv):
+        if value or not _is_flag(word):
+            value = False
+            continue
+        name, inline = _split(word)
+        value = "." in name and inline is None
+        yield index
 
 
 def _is_flag(word: str) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from afd.agent import vllm_arguments
+from afd.agent import vllm_arguments, vllm_flags
 from afd.agent.vllm_arguments import VllmArguments, complete, parse
 from afd.errors import ConfigError
 from afd.testing.tiny import resolve_builtin
+from scripts.vllm_flags import PATH, render
 from tests.unit.vllm.conftest import Module
 
 # Flags that AFD reads or writes, besides those that complete() adds.
@@ -75,6 +76,10 @@ def test_every_flag_that_afd_reads_or_writes_exists(flags: dict[str, Any]) -> No
     assert "--config" in flags
 
 
+def test_the_table_of_all_flags_is_the_one_of_vllm(module: Module) -> None:
+    assert PATH.read_text(encoding="utf-8") == render(), "run scripts/vllm_flags.py"
+
+
 @pytest.mark.parametrize(
     "argv",
     [
@@ -118,6 +123,36 @@ def test_afd_reads_a_command_line_as_vllm_does(
             assert found == ours.mapping(flag)
         else:
             assert str(found) == ours.get(flag)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--"],
+        ["-cc.mode", "0", "--compilation_config.custom_ops+=none"],
+        ["-cc", '{"mode": 0}'],
+        ["-cc.custom_ops+", "-rms_norm", "--hf-overrides.x", "--y"],
+        ["-q", "fp8", "-qfp8", "-n2", "-O2", "-O=2", "-O", "2", "-tp=2", "-ep"],
+        ["--no_enable_lora", "--no-async-scheduling", "--enable_chunked_prefill"],
+        ["--hf-token"],
+        ["--hf-token", "x", "--hf_token=x"],
+        ["--revision=", "--seed", "-1"],
+        ["--allowed-media-domains", "a", "b", "--port", "1"],
+        ["--hf-overrides.rope.type", "x", "--hf-overrides", "{}", "--hf_overrides.a=- b"],
+        ["--limit-mm-per-prompt.image", "1", "--chat-template", "{{ a --b }}"],
+    ],
+    ids=" ".join,
+)
+def test_what_vllm_accepts_is_not_refused_for_its_flags(module: Module, argv: list[str]) -> None:
+    parsed(module, *argv)
+    vllm_flags.check(parse(argv))
+
+
+@pytest.mark.parametrize("single", [["-s", "{}"], ["-t", "2"], ["-c", "{}"], ["-asc2"], ["-tp2"]])
+def test_what_the_agent_would_not_recognise_in_a_short_form_is_refused(single: list[str]) -> None:
+    with pytest.raises(ConfigError, match="there is no such flag"):
+        vllm_flags.check(parse(single))
 
 
 @pytest.mark.parametrize(
