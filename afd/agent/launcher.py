@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +72,8 @@ class Launcher:
     ) -> Launcher:
         """Connect to the launcher at ``path`` or that AFD_LAUNCHER names, or start one under ``runtime``.
 
-        Raises RoleFailedError when it ends, or is not ready within ``deadline_s``.
+        Raises RoleFailedError when it ends, or is not ready within ``deadline_s``. Whatever ends the wait ends the
+        launcher that was started for it.
         """
         process: subprocess.Popen[bytes] | None = None
         path = path or environment.get(LAUNCHER_VARIABLE)
@@ -80,27 +82,13 @@ class Launcher:
             process = start_launcher(path, environment)
         elif not os.path.exists(path):
             log.info("waiting for the launcher at %s (%s)", path, LAUNCHER_VARIABLE)
-        started = asyncio.get_running_loop().time()
-        while True:
-            if process is not None and process.poll() is not None:
-                raise RoleFailedError(
-                    f"the launcher {describe_exit(process.returncode)} while it imported vLLM; its output is above"
-                )
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                connection.connect(path)
-            except (FileNotFoundError, ConnectionRefusedError):
-                connection.close()
-            else:
-                return cls(connection, process)
-            waited = asyncio.get_running_loop().time() - started
-            if waited > deadline_s:
-                if process is not None:
-                    process.kill()
-                raise RoleFailedError(
-                    f"the launcher at {path} did not finish importing vLLM within {deadline_s:.0f} s"
-                )
-            await asyncio.sleep(0.05)
+        try:
+            return cls(await _connected(path, process, deadline_s), process)
+        except BaseException:
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise
 
     async def spawn(
         self,
@@ -219,6 +207,27 @@ class Launcher:
         if self._process is not None:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
+
+
+async def _connected(path: str, process: subprocess.Popen[bytes] | None, deadline_s: float) -> socket.socket:
+    """A connection to the launcher at ``path``, as soon as it listens. ``process`` is it when it is ours."""
+    started = time.monotonic()
+    while True:
+        if process is not None and process.poll() is not None:
+            raise RoleFailedError(
+                f"the launcher {describe_exit(process.returncode)} while it imported vLLM; its output is above"
+            )
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(path)
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+        if time.monotonic() - started > deadline_s:
+            raise RoleFailedError(
+                f"the launcher at {path} did not finish importing vLLM within {deadline_s:.0f} s"
+            )
+        await asyncio.sleep(0.05)
 
 
 def start_launcher(

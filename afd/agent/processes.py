@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -52,6 +52,8 @@ class Processes:
         self._leftovers = Leftovers()
         self._deaths = Deaths()
         self._inflight = InflightFile(runtime / "inflight", create=True)
+        self._environment: dict[str, str] = {}
+        self._errors: list[str] = []
         self._observer: asyncio.Task[None] | None = None
         self._settled = False
         self._ended = False
@@ -65,30 +67,39 @@ class Processes:
         """Requests that Attention's API server is answering now."""
         return self._inflight.count
 
-    async def start(self, hub_address: str, transport: str) -> None:
-        """Import vLLM (in the launcher) and fork the role's processes. Raises RoleFailedError."""
-        plan = self._plan
-        environment = {
+    async def launch(self, hub_address: str, transport: str) -> None:
+        """Import vLLM, in the launcher. Raises RoleFailedError."""
+        self._environment = {
             # Where vLLM puts its sockets: a process that is killed leaves them behind.
             "VLLM_RPC_BASE_PATH": str(self._runtime),
-            **plan.environment,
+            **self._plan.environment,
             SOCKET_ENV: hub_address,
             INFLIGHT_VARIABLE: str(self._runtime / "inflight"),
             "AFD_RANK_TRANSPORT": transport,
         }
-        self._launcher = await Launcher.open(self._runtime, environment, IMPORT_S)
-        if plan.role is Role.ATTENTION:
-            await self._spawn("API server", environment)
+        self._launcher = await Launcher.open(self._runtime, self._environment, IMPORT_S)
+
+    async def start(self) -> None:
+        """Fork the role's processes. Raises RoleFailedError."""
+        if self._plan.role is Role.ATTENTION:
+            await self._spawn("API server", {})
         else:
-            for rank in plan.ranks:
-                await self._spawn(f"rank {rank}", {**environment, "AFD_RANK_INDEX": str(rank.index)})
+            for rank in self._plan.ranks:
+                await self._spawn(f"rank {rank}", {"AFD_RANK_INDEX": str(rank.index)})
         self._observer = asyncio.create_task(self._observe())
 
-    async def _spawn(self, name: str, environment: dict[str, str]) -> None:
+    async def _spawn(self, name: str, more: Mapping[str, str]) -> None:
         assert self._launcher is not None
         prefix = "" if self._plan.role is Role.ATTENTION else f"({name.removeprefix('rank ')}) "
+
+        def write(line: str) -> None:
+            if line.startswith(ERROR):  # the agent ends with it, too
+                self._errors.append(line.removeprefix(ERROR))
+            else:
+                self._write(f"{prefix}{line}")
+
         child = await self._launcher.spawn(
-            name, self._plan.target, self._plan.argv, environment, lambda line: self._write(f"{prefix}{line}")
+            name, self._plan.target, self._plan.argv, {**self._environment, **more}, write
         )
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)
@@ -209,6 +220,13 @@ class Processes:
                 log.info("removed %d shared-memory files that the role left: %s", len(removed), names)
             if epoch:
                 sweep(epoch)
+
+    def tell_more_than(self, error: BaseException | None) -> None:
+        """Log what processes ended with, unless the role ends with the same words."""
+        told = str(error)
+        for words in self._errors:
+            if words not in told:
+                log.error("%s", words)
 
     async def _gone(self, timeout_s: float) -> None:
         """Kill all at once: one after the other, by the death of its parent each, they would take their time."""

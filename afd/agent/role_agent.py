@@ -9,30 +9,27 @@ every agent), a process of the role that ends, or a peer that leaves on purpose.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
-
+from afd.agent import readiness
 from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
+from afd.agent.progress import Progress
 from afd.agent.status import AgentStatus
-from afd.control import ports
 from afd.control.abort import Cause
 from afd.control.group import Control, Waiting
 from afd.control.handshake import transport as agreed_transport
 from afd.control.hub import LocalHub, Process, open_hub
 from afd.control.rendezvous import open_control
-from afd.errors import AFDError, ConfigError, RoleFailedError
+from afd.errors import AFDError, RoleFailedError
 from afd.observe.state import State
 from afd.topology import Rank, Role
 
@@ -40,8 +37,6 @@ log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """How long requests in flight may take to get their error before their server is killed."""
-PORT_S = 2.0
-"""How long the API server's port may still be in use."""
 FAREWELL_S = 0.5
 """How long FFN ranks may take to end by themselves when Attention has left."""
 LEAVE_S = 2.0
@@ -64,6 +59,7 @@ class RoleAgent:
         self._connected = asyncio.Event()
         self._hurry: Callable[[], None] = lambda: None
         self._hurried = asyncio.Event()
+        self._progress = Progress(plan)
 
     async def run(self) -> None:
         """Run the role to its end. Returns after a stop that was asked for; raises the AFDError that ended it."""
@@ -72,7 +68,7 @@ class RoleAgent:
             loop.add_signal_handler(number, self._on_signal, number)
         runtime = Path(tempfile.mkdtemp(prefix="afd-"))
         try:
-            await self._check_api_port()
+            await readiness.api_port(self._plan)
             async with self.status.serve():
                 await self._run(runtime)
         except AFDError as error:
@@ -101,6 +97,7 @@ class RoleAgent:
             raise
         finally:
             await processes.end(control.epoch)
+            processes.tell_more_than(error)
             if error is None:
                 await forming.__aexit__(None, None, None)
             else:
@@ -128,6 +125,7 @@ class RoleAgent:
             transport = agreed_transport(control.hellos)
             self.status.transport = transport
             starting = asyncio.create_task(self._start(control, processes, hub.address, transport))
+            telling = asyncio.create_task(self._progress.keep_telling())
             stopping = asyncio.create_task(self._stop.wait())
             aborting = asyncio.create_task(aborted.wait())
             following = asyncio.create_task(self._guarded(control, self._follow(control)))
@@ -147,7 +145,7 @@ class RoleAgent:
                 await processes.end(control.epoch)
                 raise
             finally:
-                tasks = (starting, stopping, aborting, following)
+                tasks = (starting, telling, stopping, aborting, following)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -155,19 +153,27 @@ class RoleAgent:
     async def _start(self, control: Control, processes: Processes, hub: str, transport: str) -> None:
         """Bring the role from nothing to ``ready``."""
         plan = self._plan
-        await processes.start(hub, transport)
+        self._progress.joined(control)
+        await processes.launch(hub, transport)
+        self._progress.imported()
+        await processes.start()
         watch = asyncio.create_task(self._guarded(control, self._watch(control, processes)))
         self.status.on_close(watch.cancel)
         if plan.role is Role.ATTENTION:
-            await self._until_healthy()
+            await readiness.until_healthy(plan)
+            self._progress.loaded()
             self._enter(control, "warming")
-            await self._warm_up()
+            await readiness.warm_up(plan)
+            self._progress.warm()
         else:
             await self._connected.wait()
+            self._progress.loaded()
             self._enter(control, "ready-to-warm")
         await processes.settled()
         await control.exchange("ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.load_s)
         self._enter(control, "ready")
+        if self.status.state is State.READY:
+            self._progress.ready(self.status.port)
 
     async def _serve(
         self,
@@ -297,58 +303,6 @@ class RoleAgent:
         await control.fail(Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name))
         if not isinstance(error, AFDError):
             raise error
-
-    # ---- readiness ----------------------------------------------------------------------------------------
-
-    async def _until_healthy(self) -> None:
-        """Wait until the API server answers. Ends by the abort when its process does, and by ``load_s``."""
-        timeout = aiohttp.ClientTimeout(total=2)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            deadline = asyncio.get_running_loop().time() + self._plan.config.timeouts.load_s
-            while asyncio.get_running_loop().time() < deadline:
-                try:
-                    async with session.get(f"{self._plan.api_url}/health") as response:
-                        if response.status == 200:
-                            return
-                except (aiohttp.ClientError, asyncio.TimeoutError):
-                    pass  # not listening yet
-                await asyncio.sleep(POLL_S)
-        raise RoleFailedError(
-            f"the API server did not become healthy within {self._plan.config.timeouts.load_s:.0f} s (load_s)"
-        )
-
-    async def _warm_up(self) -> None:
-        """One real request, all the way through FFN. Readiness speaks of generation, not of an open port."""
-        body = {"model": self._plan.served_model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
-        timeout = aiohttp.ClientTimeout(total=self._plan.config.timeouts.step_s)
-        key = self._plan.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-                async with session.post(f"{self._plan.api_url}/v1/completions", json=body) as response:
-                    if response.status != 200:
-                        raise RoleFailedError(
-                            f"the warm-up request was answered {response.status}: {(await response.text())[:300]}"
-                        )
-        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise RoleFailedError(f"the warm-up request failed: {error!r}") from error
-
-    async def _check_api_port(self) -> None:
-        """Refuse a port in use before anything else happens. What is left of a role that was killed a moment ago may
-        hold it for a little longer: engine and worker are forked from the API server and inherit its socket."""
-        if self._plan.role is not Role.ATTENTION:
-            return
-        host, advice = self._plan.api_host or "0.0.0.0", "choose another --port"
-        deadline = time.monotonic() + PORT_S
-        while True:
-            try:
-                ports.listen(host, self._plan.api_port, "the API server", advice).close()
-                return
-            except ConfigError as error:
-                in_use = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
-                if not in_use or time.monotonic() > deadline:
-                    raise
-            await asyncio.sleep(POLL_S)
 
     # ---- what we hear -------------------------------------------------------------------------------------
 

@@ -36,13 +36,16 @@ class AgentStatus:
         self._last_error: str | None = None
         self._last_step: float | None = None
         self._closers: list[Callable[[], object]] = []
+        self.port = plan.agent_port
         self.waiting_for: tuple[str, ...] = ()
         self.transport = plan.config.transport
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
         """Answer on the agent port inside the block."""
-        async with open_server(self, self._metrics, host=self._plan.agent_host, port=self._plan.agent_port):
+        host, port = self._plan.agent_host, self._plan.agent_port
+        async with open_server(self, self._metrics, host=host, port=port) as server:
+            self.port = server.port
             try:
                 yield
             finally:

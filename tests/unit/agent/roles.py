@@ -19,7 +19,7 @@ from afd.agent.plan import plan_role
 from afd.cli.main import _fail
 from afd.cli.serve import serve
 from afd.control.session import RankSession
-from afd.errors import AFDError
+from afd.errors import AFDError, ConfigError
 from afd.topology import Rank, Role
 
 F0 = Rank(Role.FFN, 0)
@@ -79,6 +79,10 @@ def api_server_without_an_engine(argv: Sequence[str]) -> None:
 def api_server_that_ends(argv: Sequence[str]) -> None:
     print("no room for the cache", flush=True)
     sys.exit(3)
+
+
+def api_server_that_is_told_nonsense(argv: Sequence[str]) -> None:
+    raise ConfigError("vLLM's arguments: --port: nonsense")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -46,7 +46,8 @@ def run(checkpoint: Path, launcher_path: str, tmp_path: Path) -> Run:
         async def started() -> None:
             processes = Processes(plan, tmp_path)
             try:
-                await processes.start("@hub", "shm")
+                await processes.launch("@hub", "shm")
+                await processes.start()
                 await work(processes)
             finally:
                 await processes.end("")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -34,7 +35,11 @@ class Roles:
         self.agent = {"ffn": free_port(), "attention": free_port()}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, role: str, *argv: str, target: str = "", model: Path | None = None) -> None:
+    def start(
+        self, role: str, *argv: str, target: str = "", model: Path | None = None, launcher: bool = True
+    ) -> None:
+        """``launcher=False``: the role starts its own, which imports vLLM."""
+        shared = {LAUNCHER_VARIABLE: self._launcher} if launcher else {}
         words = [role, model or self._checkpoint, self.rendezvous, self.api, self.agent[role]]
         with open(self._directory / role, "wb") as log:
             self.running[role] = subprocess.Popen(
@@ -46,7 +51,7 @@ class Roles:
                     target or GOOD[role],
                     *argv,
                 ],
-                env=environment(**{LAUNCHER_VARIABLE: self._launcher}),
+                env=environment(**shared),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -119,6 +124,28 @@ def test_two_roles_become_ready_and_a_signal_to_either_stops_both_with_code_0(ro
         )
 
 
+PHASES = r"(met {peer}|vLLM imported|{own} loaded|first request answered|ready) in \d+\.\d s"
+
+
+@pytest.mark.parametrize(("role", "own", "peer"), [("attention", "A0", "F0"), ("ffn", "F0", "A0")])
+def test_a_role_tells_each_phase_once_with_its_seconds_and_then_where_it_answers(
+    roles: Roles, role: str, own: str, peer: str
+) -> None:
+    roles.both()
+    roles.ready()
+    wait_until(lambda: " ready in " in roles.text(role), "the last phase is told")
+    expected = [f"met {peer}", "vLLM imported", f"{own} loaded", "first request answered", "ready"]
+    if role == "ffn":
+        expected.remove("first request answered")
+    assert re.findall(PHASES.format(own=own, peer=peer), roles.text(role)) == expected
+    (last,) = re.findall(r" ready in .*", roles.text(role))
+    assert (
+        f"agent at http://127.0.0.1:{roles.agent[role]}, 1 {'FFN' if role == 'attention' else 'Attention'}"
+        in last
+    )
+    assert (f"OpenAI API at http://127.0.0.1:{roles.api}/v1" in last) is (role == "attention")
+
+
 @pytest.mark.parametrize("first", ["attention", "ffn"])
 def test_either_role_may_come_first_and_says_whom_it_waits_for(roles: Roles, first: str) -> None:
     roles.start(first)
@@ -152,6 +179,14 @@ def test_a_role_that_breaks_ends_with_71_and_its_peer_with_70_and_both_say_why(
         found, line = roles.ended(name)
         assert found == code, roles.text(name)
         assert says in line
+
+
+def test_a_role_that_was_told_nonsense_says_so_once_and_ends_with_64(roles: Roles) -> None:
+    roles.both(attention="api_server_that_is_told_nonsense")
+    assert roles.ended("attention") == (64, "A0: vLLM's arguments: --port: nonsense")
+    assert roles.ended("ffn") == (70, "A0: vLLM's arguments: --port: nonsense")
+    for role in GOOD:
+        assert roles.text(role).count("afd: error: ") == 1
 
 
 def test_a_killed_agent_takes_its_processes_along_and_is_a_lost_peer(roles: Roles) -> None:
@@ -191,6 +226,26 @@ def test_a_port_in_use_is_refused_at_once_with_its_owner(
         code, line = roles.ended(role)
     assert code == 64, line
     assert says in line and "in use" in line
+
+
+def test_a_stop_while_vllm_is_imported_does_not_wait_for_that(roles: Roles) -> None:
+    for role in GOOD:
+        roles.start(role, launcher=False)
+
+    def launchers() -> list[psutil.Process]:
+        agents = [psutil.Process(role.pid) for role in roles.running.values()]
+        return [child for agent in agents for child in agent.children()]
+
+    wait_until(
+        lambda: [process.cmdline()[0].strip() for process in launchers()] == ["afd::launcher"] * 2,
+        "both launchers import vLLM",
+    )
+    left = launchers()
+    began = time.monotonic()
+    roles.running["ffn"].send_signal(signal.SIGINT)
+    assert [roles.ended(role)[0] for role in GOOD] == [0, 0]
+    assert time.monotonic() - began < 4
+    assert not any(process.is_running() for process in left)
 
 
 def test_a_stop_while_it_waits_for_its_peer_is_a_stop(roles: Roles) -> None:

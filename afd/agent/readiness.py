@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Attention's agent asks of its API server: a free port before the start, its health, and a first answer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+
+import aiohttp
+
+from afd.agent.plan import RolePlan
+from afd.control import ports
+from afd.errors import ConfigError, RoleFailedError
+from afd.topology import Role
+
+PORT_S = 2.0
+"""How long the API server's port may still be in use."""
+POLL_S = 0.05
+
+
+async def api_port(plan: RolePlan) -> None:
+    """Refuse a port in use before anything else happens. What is left of a role that was killed a moment ago may
+    hold it for a little longer: engine and worker are forked from the API server and inherit its socket."""
+    if plan.role is not Role.ATTENTION:
+        return
+    host, advice = plan.api_host or "0.0.0.0", "choose another --port"
+    deadline = time.monotonic() + PORT_S
+    while True:
+        try:
+            ports.listen(host, plan.api_port, "the API server", advice).close()
+            return
+        except ConfigError as error:
+            in_use = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+            if not in_use or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(POLL_S)
+
+
+async def until_healthy(plan: RolePlan) -> None:
+    """Wait until the API server answers. Ends by the abort when its process does, and by ``load_s``."""
+    timeout = aiohttp.ClientTimeout(total=2)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        deadline = asyncio.get_running_loop().time() + plan.config.timeouts.load_s
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                async with session.get(f"{plan.api_url}/health") as response:
+                    if response.status == 200:
+                        return
+            except (aiohttp.ClientError, asyncio.TimeoutError):
+                pass  # not listening yet
+            await asyncio.sleep(POLL_S)
+    raise RoleFailedError(
+        f"the API server did not become healthy within {plan.config.timeouts.load_s:.0f} s (load_s)"
+    )
+
+
+async def warm_up(plan: RolePlan) -> None:
+    """One real request, all the way through FFN. Readiness speaks of generation, not of an open port."""
+    body = {"model": plan.served_model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+    timeout = aiohttp.ClientTimeout(total=plan.config.timeouts.step_s)
+    key = plan.api_key
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+            async with session.post(f"{plan.api_url}/v1/completions", json=body) as response:
+                if response.status != 200:
+                    raise RoleFailedError(
+                        f"the warm-up request was answered {response.status}: {(await response.text())[:300]}"
+                    )
+    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        raise RoleFailedError(f"the warm-up request failed: {error!r}") from error
