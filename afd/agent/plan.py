@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from afd import pins, support
-from afd.agent import cores, model_files, vllm_arguments, vllm_flags
+from afd.agent import cores, model_files, vllm_arguments, vllm_flags, vllm_policy
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, to_json
@@ -84,7 +84,7 @@ def plan_role(
     Raises ConfigError or UnsupportedError; opens nothing but the checkpoint's files.
     """
     arguments = vllm_arguments.parse(vllm_argv)
-    vllm_arguments.check(arguments)
+    vllm_policy.check(arguments)
     installed = versions()
     if installed["vllm"] == pins.load().vllm_version:  # another version has other flags
         vllm_flags.check(arguments)
@@ -174,7 +174,7 @@ def combination(
     config: AFDConfig, arguments: VllmArguments, fingerprint: Fingerprint, runner: str
 ) -> Combination:
     """What the support matrix has to judge. Raises UnsupportedError for an architecture without a family."""
-    ubatches = 2 if arguments.enabled("--enable-dbo") else config.ubatch.num_ubatches
+    ubatches = max(vllm_policy.num_ubatches(arguments), config.ubatch.num_ubatches)
     return Combination(
         platform="cpu",
         connector=config.connector,
@@ -190,7 +190,7 @@ def combination(
         num_ffn=config.num_ffn_ranks,
         tp=arguments.integer("--tensor-parallel-size", 1),
         on_loss=config.on_loss,
-        features=frozenset(vllm_arguments.features(arguments)),
+        features=frozenset(vllm_policy.features(arguments)),
     )
 
 

@@ -246,72 +246,11 @@ def compilation_config(arguments: VllmArguments) -> dict[str, Any]:
     return config
 
 
-_FEATURES: tuple[tuple[str, str], ...] = (
-    ("--enable-lora", "lora"),
-    ("--speculative-config", "speculative"),
-    ("--enable-eplb", "eplb"),
-    ("--kv-transfer-config", "kv_transfer"),
-    ("--enable-sleep-mode", "sleep_mode"),
-)
-_SIZES: tuple[tuple[str, str], ...] = (
-    ("--pipeline-parallel-size", "pipeline_parallel"),
-    ("--prefill-context-parallel-size", "prefill_context_parallel"),
-    ("--decode-context-parallel-size", "decode_context_parallel"),
-    ("--nnodes", "multi_node"),
-)
-_LOAD_FORMATS = ("auto", "safetensors", "dummy")
-
-
-def features(arguments: VllmArguments) -> list[str]:
-    """Names of the support matrix's features that vLLM's arguments ask for."""
-    found = [name for flag, name in _FEATURES if arguments.enabled(flag)]
-    found += [name for flag, name in _SIZES if arguments.integer(flag, 1) > 1]
-    # Any other way to read a checkpoint takes tensors of the other role into memory before they can be left out.
-    lazy = arguments.get("--safetensors-load-strategy", "lazy") in ("lazy", "prefetch")
-    if arguments.get("--load-format", "auto") not in _LOAD_FORMATS or not lazy:
-        found.append("load_format")
-    if arguments.enabled("--model-loader-extra-config"):
-        found.append("load_format")
-    if arguments.get("--runner", "auto") == "pooling" or arguments.get("--convert", "auto") not in (
-        "auto",
-        "none",
-    ):
-        found.append("pooling")
-    wide = (
-        arguments.integer("--tensor-parallel-size", 1) > 1
-        and arguments.integer("--data-parallel-size", 1) > 1
-    )
-    if arguments.enabled("--enable-expert-parallel") and wide:
-        found.append("sequence_parallel_moe")
-    return found
-
-
-_REFUSED: Mapping[str, str] = {
-    "--model": "the model is given once, before vLLM's arguments",
-    "--config": "AFD does not read vLLM's configuration files; give what is in it as arguments",
-    "--headless": "Attention needs its API server",
-    "--grpc": "the agent asks the API server for its health over HTTP",
-    "--uds": "the agent asks the API server for its health over TCP; give --host and --port",
-    "--ssl-certfile": "the agent asks the API server for its health without TLS; put TLS in front of it",
-}
-
-
-def check(arguments: VllmArguments) -> None:
-    """Raises UnsupportedError for arguments that would blind the agent: about what it runs, or whether it is well."""
-    for flag, reason in _REFUSED.items():
-        if arguments.enabled(flag):
-            raise UnsupportedError(f"vLLM argument {flag}: {reason}")
-    if (servers := arguments.integer("--api-server-count", 1)) != 1:
-        raise UnsupportedError(
-            f"vLLM argument --api-server-count {servers}: the agent watches one API server; leave it out"
-        )
-
-
 def native(arguments: VllmArguments) -> list[str]:
     """vLLM's arguments with what every process needs here, be it a role or the native reference: no compilation, a
     right rotary kernel, eager execution, a bounded KV cache and a clean shutdown."""
     argv = arguments.without(
-        "--compilation-config", "--additional-config", "--enable-dbo", "--no-enforce-eager"
+        "--compilation-config", "--additional-config", "--enable-dbo", "--ubatch-size", "--no-enforce-eager"
     )
     argv += ["--compilation-config", json.dumps(compilation_config(arguments))]
     if not arguments.enabled("--enforce-eager"):

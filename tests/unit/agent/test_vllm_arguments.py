@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from afd.agent.vllm_arguments import (
     KV_CACHE_BYTES,
     SHUTDOWN_S,
-    VllmArguments,
-    check,
     compilation_config,
     complete,
-    features,
     native,
     parse,
 )
@@ -238,18 +235,6 @@ def test_another_worker_class_on_attention_is_refused() -> None:
         completed("--worker-cls", "my.Worker")
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--config", "a.yaml"], ["--model=x"], ["--headless"], ["--grpc"], ["--uds", "/s"], ["--ssl-certfile", "c"],
-    ],
-)  # fmt: skip
-def test_arguments_that_would_blind_the_agent_are_refused(argv: list[str]) -> None:
-    with pytest.raises(UnsupportedError, match=f"{argv[0].partition('=')[0]}: "):
-        check(parse(argv))
-    check(parse(["--port", "1", "--dtype", "auto"]))
-
-
 def test_the_native_reference_is_told_nothing_of_afd() -> None:
     argv = native(parse(["--dtype", "float32", "--enable-dbo", "--additional-config", "{}"]))
     assert argv[:2] == ["--dtype", "float32"]
@@ -288,47 +273,3 @@ def test_completing_keeps_all_other_arguments_of_the_user_in_order(
     done = complete(parse(argv), additional={}, worker_class=None)
     assert done[: len(argv)] == argv
     assert len(done) > len(argv)
-
-
-# ---- features ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        ([], []),
-        (["--enable-lora"], ["lora"]),
-        (["--enable-lora", "--no-enable-lora"], []),
-        (["--speculative-config", "{}"], ["speculative"]),
-        (["-sc.method", "ngram"], ["speculative"]),
-        (["--enable-eplb"], ["eplb"]),
-        (["--kv-transfer-config", "{}"], ["kv_transfer"]),
-        (["--enable-sleep-mode"], ["sleep_mode"]),
-        (["-pp", "2"], ["pipeline_parallel"]),
-        (["-pp", "1"], []),
-        (["-pcp", "2"], ["prefill_context_parallel"]),
-        (["-dcp=2"], ["decode_context_parallel"]),
-        (["-n", "2"], ["multi_node"]),
-        (["--load-format", "safetensors"], []),
-        (["--load-format", "dummy"], []),
-        (["--load-format", "gguf"], ["load_format"]),
-        (["--runner", "pooling"], ["pooling"]),
-        (["--convert", "embed"], ["pooling"]),
-        (["--runner", "generate", "--convert", "none"], []),
-        (["-ep"], []),
-        (["-ep", "-tp", "2", "-dp", "2"], ["sequence_parallel_moe"]),
-    ],
-)
-def test_features_that_the_support_matrix_judges_are_recognised(argv: list[str], expected: list[str]) -> None:
-    assert features(parse(argv)) == expected
-
-
-def test_every_feature_named_here_is_a_row_of_the_support_matrix() -> None:
-    from afd.support.tables import FEATURES
-
-    everything: VllmArguments = parse(
-        ["--enable-lora", "-sc", "{}", "--enable-eplb", "--kv-transfer-config", "{}", "--enable-sleep-mode"]
-        + ["-pp", "2", "-pcp", "2", "-dcp", "2", "-n", "2", "--load-format", "x", "--runner", "pooling"]
-        + ["-ep", "-tp", "2", "-dp", "2"]
-    )
-    assert set(features(everything)) <= set(FEATURES)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's arguments ask for that the support matrix judges, and what no pair of roles can do.
+
+The table is ``vllm_policy.toml``. It names every flag of vLLM, so that a new one cannot slip past.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import sys
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from afd.agent.vllm_arguments import VllmArguments
+from afd.errors import UnsupportedError
+
+_LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
+
+@functools.cache
+def table() -> dict[str, dict[str, Any]]:
+    """The tables of ``vllm_policy.toml``: feature, size, refused, only, judged and passed."""
+    text = importlib.resources.files("afd.agent").joinpath("vllm_policy.toml").read_text(encoding="utf-8")
+    tables: dict[str, dict[str, Any]] = tomllib.loads(text)
+    return tables
+
+
+def features(arguments: VllmArguments) -> list[str]:
+    """Names of the support matrix's features that vLLM's arguments ask for, each once."""
+    found = [name for flag, name in table()["feature"].items() if arguments.enabled(flag)]
+    found += [name for flag, name in table()["size"].items() if arguments.integer(flag, 1) > 1]
+    # Any other way to read a checkpoint takes tensors of the other role into memory before they can be left out.
+    lazy = arguments.get("--safetensors-load-strategy", "lazy") in ("lazy", "prefetch")
+    known = arguments.get("--load-format", "auto") in _LOAD_FORMATS
+    if not (known and lazy) or arguments.enabled("--model-loader-extra-config"):
+        found.append("load_format")
+    converted = arguments.get("--convert", "auto") not in ("auto", "none")
+    if arguments.get("--runner", "auto") == "pooling" or converted:
+        found.append("pooling")
+    wide = (
+        arguments.integer("--tensor-parallel-size", 1) > 1
+        and arguments.integer("--data-parallel-size", 1) > 1
+    )
+    if arguments.enabled("--enable-expert-parallel") and wide:
+        found.append("sequence_parallel_moe")
+    return list(dict.fromkeys(found))
+
+
+def num_ubatches(arguments: VllmArguments) -> int:
+    """How many ubatches vLLM's own flags ask for: --enable-dbo means two, --ubatch-size says it."""
+    return max(2 if arguments.enabled("--enable-dbo") else 1, arguments.integer("--ubatch-size", 1))
+
+
+def check(arguments: VllmArguments) -> None:
+    """Raise UnsupportedError for arguments that would blind the agent, change the model behind its back, or ask only
+    one of the roles for what both would have to do."""
+    for flag, reason in table()["refused"].items():
+        if arguments.enabled(flag):
+            raise UnsupportedError(f"vLLM argument {flag}: {reason}; leave it out")
+    for flag, rule in table()["only"].items():
+        if arguments.enabled(flag) and arguments.get(flag) not in rule["values"]:
+            accepted = " or ".join(rule["values"])
+            raise UnsupportedError(
+                f"vLLM argument {flag} {arguments.get(flag)}: {rule['reason']}; leave it out, or set it to {accepted}"
+            )
