@@ -31,7 +31,12 @@ def last_words(tail: Sequence[str]) -> str:
             if _EXCEPTION.match(text):
                 return text[:LONGEST]
     last = next((line for line in reversed(tail) if line.strip()), "")
-    return _PROCESS.sub("", last).strip()[:LONGEST]
+    return without_name(last).strip()[:LONGEST]
+
+
+def without_name(line: str) -> str:
+    """A line of output without the name that vLLM's processes put in front: "(APIServer pid=12) "."""
+    return _PROCESS.sub("", line)
 
 
 def one_line(error: BaseException) -> str:

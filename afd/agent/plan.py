@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from afd import pins, support
-from afd.agent import cores, model_files, vllm_arguments, vllm_flags, vllm_policy
+from afd.agent import cores, fit, model_files, vllm_arguments, vllm_flags, vllm_policy
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, to_json
@@ -92,11 +92,9 @@ def plan_role(
     dummy = arguments.get("--load-format", "auto") == "dummy"
     revision = arguments.get("--revision") or None
     # Weights, which may have to be downloaded, only after the combination was accepted.
-    found = model_files.inspect(
-        model_files.resolve(model, revision, weights=False),
-        weights=False,
-        overrides=arguments.mapping("--hf-overrides"),
-    )
+    directory = model_files.resolve(model, revision, weights=False)
+    overrides = arguments.mapping("--hf-overrides")
+    found = model_files.inspect(directory, weights=False, overrides=overrides)
     fingerprint = Fingerprint(
         architecture=found.architecture,
         hidden_size=found.hidden_size,
@@ -110,9 +108,12 @@ def plan_role(
     drain_s = max(config.timeouts.grace_s, arguments.integer("--shutdown-timeout", SHUTDOWN_S) + TEARDOWN_S)
     ranks = _ranks(role, config, arguments)
     support.check(combination(config, arguments, fingerprint, runner))
+    fit.check_length(arguments, directory, environment)
     directory = model_files.resolve(model, revision, weights=not dummy)
     if not dummy:
         model_files.inspect(directory)
+    if role is Role.ATTENTION:
+        fit.check_tokenizer(arguments, directory)
     plans = cores.plan_threads(config.topology.world_size)
     mine = [plans[config.topology.world_rank(rank)] for rank in ranks]
     served = arguments.values.get("--served-model-name") or (model,)

@@ -18,7 +18,7 @@ import psutil
 from afd.agent.deaths import Deaths
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
-from afd.agent.last_words import last_words
+from afd.agent.last_words import last_words, without_name
 from afd.agent.launch_protocol import ERROR
 from afd.agent.launcher import Child, Launcher, describe_exit
 from afd.agent.leftovers import Leftovers
@@ -36,6 +36,8 @@ IMPORT_S = 120.0
 """How long the launcher may take to import vLLM. Without compiled bytecode on a busy machine it takes a minute."""
 OBSERVE_S, OBSERVE_LOADING_S = 5.0, 0.3
 """How often the process tree is looked at."""
+TOLD = 200
+"""Characters by which the words of a process are recognised: a cause may be cut off somewhere."""
 EXIT_STATUS_S = 0.2
 """How long the exit status of a process that is gone may take to arrive from the launcher."""
 
@@ -93,8 +95,9 @@ class Processes:
         prefix = "" if self._plan.role is Role.ATTENTION else f"({name.removeprefix('rank ')}) "
 
         def write(line: str) -> None:
-            if line.startswith(ERROR):  # the agent ends with it, too
-                self._errors.append(line.removeprefix(ERROR))
+            words = without_name(line)
+            if words.startswith(ERROR):  # the agent ends with it, too
+                self._errors.append(words.removeprefix(ERROR))
             else:
                 self._write(f"{prefix}{line}")
 
@@ -225,7 +228,7 @@ class Processes:
         """Log what processes ended with, unless the role ends with the same words."""
         told = str(error)
         for words in self._errors:
-            if words not in told:
+            if words[:TOLD] not in told:
                 log.error("%s", words)
 
     async def _gone(self, timeout_s: float) -> None:

@@ -32,7 +32,7 @@ from afd.errors import AFDError
 from afd.families import Family
 from afd.ffn.counters import FFNCounters
 from afd.ffn.server import FFNServer
-from afd.launch.arguments import parse
+from afd.launch.arguments import judged_by_vllm, parse
 from afd.launch.children import core_list, keep_to
 from afd.models.crossing import Crossing, agree
 from afd.models.role import model_family, role_scope
@@ -42,8 +42,10 @@ INDEX_VARIABLE = "AFD_RANK_INDEX"
 
 
 def engine_config(argv: Sequence[str]) -> VllmConfig:
-    """vLLM's configuration from the arguments of ``vllm serve``. Raises ConfigError for what vLLM does not know."""
-    return AsyncEngineArgs.from_cli_args(parse(argv)).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    """vLLM's configuration from the arguments of ``vllm serve``. Raises ConfigError for what vLLM does not know, or
+    refuses."""
+    with judged_by_vllm():
+        return AsyncEngineArgs.from_cli_args(parse(argv)).create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
 def bind_cores(index: int) -> None:

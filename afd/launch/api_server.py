@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.plugins import load_general_plugins
 
-from afd.launch.arguments import parse
+from afd.launch.arguments import judged_by_vllm, parse
 from afd.launch.children import forked_children
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve until vLLM's server ends. ``argv`` are the arguments of ``vllm serve``. Raises ConfigError for others."""
+    """Serve until vLLM's server ends. ``argv`` are the arguments of ``vllm serve``. Raises ConfigError for others,
+    and for what vLLM's configuration refuses."""
     load_general_plugins()
     args = parse(argv)
     command = ServeSubcommand()
     command.validate(args)
-    with forked_children():
+    with forked_children(), judged_by_vllm():
         command.cmd(args)

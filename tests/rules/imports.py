@@ -42,7 +42,13 @@ SMALL = {
 OUTSIDE: dict[int, set[str]] = {
     0: set(),
     1: {"torch"},
-    2: {"vllm", "transformers", "triton", "setproctitle"},  # the others are what vLLM itself brings
+    2: {
+        "vllm",
+        "transformers",
+        "triton",
+        "pydantic",
+        "setproctitle",
+    },  # the others are what vLLM itself brings
     3: {"torch_npu", "vllm_ascend"},
     4: set(),
 }

@@ -53,6 +53,8 @@ def _refused(group: Group, here: Role, *texts: str) -> None:
         (("--afd-num-ffn-rank", "2"), ("--afd-num-ffn-rank: there is no such flag", "--afd-num-ffn-ranks")),
         (("--max-modl-len", "64"), ("--max-modl-len: there is no such flag", "'--max-model-len'")),
         (("--agent-prot", "1"), ("--agent-prot: there is no such flag", "'--agent-port'")),
+        (("--max-model-len", "99999"), ("--max-model-len: 99999 is more than the 2048 positions",)),
+        (("--dtype", "float3"), ("dtype float3 is not supported", "float32, bfloat16")),
         (("--afd-port", "many"), ("--afd-port", "many")),
         (("--afd-timeouts-heartbeat-s", "5"), ("heartbeat", "0.66")),
         (("--afd-connector", "CAMAsyncAFDConnector"), ("CAMAsyncAFDConnector",)),
@@ -118,6 +120,14 @@ def test_a_checkpoint_that_cannot_work_is_refused_before_anything_starts(
     _refused(groups(layout(model=str(checkpoint))), here, text)
 
 
+def test_a_checkpoint_without_a_tokenizer_is_refused_by_attention_before_anything_starts(
+    groups: Groups, checkpoint: Path
+) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+    group = groups(layout(model=str(checkpoint)))
+    _refused(group, Role.ATTENTION, "no tokenizer", "Attention needs one", "--tokenizer")
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("model", "text"),
@@ -133,12 +143,16 @@ def test_a_model_that_does_not_exist_is_refused_before_anything_starts(
     _refused(groups(layout(model=model)), here, text)
 
 
+# The agent leaves a length to vLLM when it does not know what the model's configuration will be.
+OVERRIDDEN = ("--hf-overrides.max_position_embeddings", "1024", "--max-model-len", "4096")
+
+
 @pytest.mark.parametrize(
     ("here", "arguments", "text", "code"),
     [
         (Role.ATTENTION, ("--max-num-seqs", "many"), "--max-num-seqs: invalid int value: 'many'", 64),
-        (Role.FFN, ("--max-model-len", "1000000"), "User-specified max_model_len (1000000)", 71),
-        (Role.ATTENTION, ("--max-model-len", "1000000"), "User-specified max_model_len (1000000)", 71),
+        (Role.FFN, OVERRIDDEN, "vLLM's ModelConfig: User-specified max_model_len (4096)", 64),
+        (Role.ATTENTION, OVERRIDDEN, "vLLM's ModelConfig: User-specified max_model_len (4096)", 64),
         # Found by the engine, two processes below the one that the agent started.
         (Role.ATTENTION, ("--kv-cache-memory-bytes", "4096"), "To serve at least one request", 71),
     ],

@@ -250,9 +250,9 @@ def test_a_model_of_another_family_is_refused_with_those_that_exist(checkpoint: 
 
 def test_dummy_weights_need_no_weight_files(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    assert planned(tmp_path, argv=(*FLOAT32, "--load-format", "dummy")).model == tmp_path
+    assert planned(tmp_path, Role.FFN, (*FLOAT32, "--load-format", "dummy")).model == tmp_path
     with pytest.raises(ConfigError):
-        planned(tmp_path)
+        planned(tmp_path, Role.FFN)
 
 
 @pytest.mark.parametrize(
