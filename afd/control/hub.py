@@ -32,13 +32,14 @@ from afd.control.messages import (
     Report,
 )
 from afd.errors import AFDError, MisuseError
-from afd.topology import Rank
+from afd.topology import Rank, Role
 
 log = logging.getLogger(__name__)
 
 ATTACH_S = 5.0
-UNASKED_S = 1.0
-"""How long the news that the role stops may take, when a rank has left already."""
+UNASKED_S = 3.0
+"""How long the news that the role stops, or of the process that failed above a rank, may take when the rank has left
+already. On a busy machine vLLM's API server needs two seconds to end after its engine."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,10 @@ class LocalHub:
         if process.rank is not None and bye is not None and await self._unasked():
             host = self._control.hello.host.name
             text = f"{process} on {host} left by itself ({bye}); the reason is in its output"
-            await self._control.fail(Cause("RoleFailedError", text, rank=str(process.rank), host=host))
+            # An FFN rank leaves when all of Attention has said goodbye; Attention's agent knows why that was.
+            hearsay = process.rank.role is Role.FFN
+            cause = Cause("RoleFailedError", text, rank=str(process.rank), host=host, hearsay=hearsay)
+            await self._control.fail(cause)
 
     async def _unasked(self) -> bool:
         """Whether a rank left although nobody stops the role: its engine shut it down. News of a stop may come a moment

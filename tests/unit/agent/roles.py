@@ -81,6 +81,21 @@ def api_server_that_ends(argv: Sequence[str]) -> None:
     sys.exit(3)
 
 
+def ffn_rank_that_leaves(argv: Sequence[str]) -> None:
+    """As one does when Attention said goodbye to it."""
+    session = RankSession.attach(rank=F0)
+    session.report({}, state="ready-to-warm")
+    session.close("shutdown")
+
+
+def api_server_that_ends_slowly(argv: Sequence[str]) -> None:
+    """As vLLM's does on a busy machine: its worker leaves in order, and a while later it says why."""
+    session = RankSession.attach(rank=Rank(Role.ATTENTION, 0))
+    session.close("shutdown")
+    time.sleep(2.0)
+    api_server_that_ends(argv)
+
+
 def api_server_that_is_told_nonsense(argv: Sequence[str]) -> None:
     raise ConfigError("vLLM's arguments: --port: nonsense")
 

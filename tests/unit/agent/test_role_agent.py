@@ -181,6 +181,15 @@ def test_a_role_that_breaks_ends_with_71_and_its_peer_with_70_and_both_say_why(
         assert says in line
 
 
+def test_ranks_that_left_in_order_are_not_the_cause_but_the_process_that_failed_above_them(
+    roles: Roles,
+) -> None:
+    roles.both(attention="api_server_that_ends_slowly", ffn="ffn_rank_that_leaves")
+    for role, code in (("attention", 71), ("ffn", 70)):
+        found, line = roles.ended(role)
+        assert (found, "no room for the cache" in line) == (code, True), line
+
+
 def test_a_role_that_was_told_nonsense_says_so_once_and_ends_with_64(roles: Roles) -> None:
     roles.both(attention="api_server_that_is_told_nonsense")
     assert roles.ended("attention") == (64, "A0: vLLM's arguments: --port: nonsense")
