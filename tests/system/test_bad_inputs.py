@@ -143,16 +143,12 @@ def test_a_model_that_does_not_exist_is_refused_before_anything_starts(
     _refused(groups(layout(model=model)), here, text)
 
 
-# The agent leaves a length to vLLM when it does not know what the model's configuration will be.
-OVERRIDDEN = ("--hf-overrides.max_position_embeddings", "1024", "--max-model-len", "4096")
-
-
 @pytest.mark.parametrize(
     ("here", "arguments", "text", "code"),
     [
         (Role.ATTENTION, ("--max-num-seqs", "many"), "--max-num-seqs: invalid int value: 'many'", 64),
-        (Role.FFN, OVERRIDDEN, "vLLM's ModelConfig: User-specified max_model_len (4096)", 64),
-        (Role.ATTENTION, OVERRIDDEN, "vLLM's ModelConfig: User-specified max_model_len (4096)", 64),
+        (Role.FFN, ("--max-logprobs", "-5"), "vLLM's ModelConfig: max_logprobs: Input should be greater", 64),
+        (Role.ATTENTION, ("--max-logprobs", "-5"), "vLLM's ModelConfig: max_logprobs: Input should", 64),
         # Found by the engine, two processes below the one that the agent started.
         (Role.ATTENTION, ("--kv-cache-memory-bytes", "4096"), "To serve at least one request", 71),
     ],
