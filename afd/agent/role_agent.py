@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import signal
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -23,6 +21,7 @@ from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
 from afd.agent.progress import Progress
+from afd.agent.run_directory import RunDirectory
 from afd.agent.status import AgentStatus
 from afd.control.abort import Cause
 from afd.control.group import Control, Waiting
@@ -66,16 +65,16 @@ class RoleAgent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        runtime = Path(tempfile.mkdtemp(prefix="afd-"))
+        runtime = RunDirectory.for_sockets()
         try:
             await readiness.api_port(self._plan)
             async with self.status.serve():
-                await self._run(runtime)
+                await self._run(runtime.path)
         except AFDError as error:
             self.status.failed(error)
             raise
         finally:
-            shutil.rmtree(runtime, ignore_errors=True)
+            runtime.close()
 
     # ---- the epoch ----------------------------------------------------------------------------------------
 

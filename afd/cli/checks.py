@@ -7,6 +7,7 @@ import errno
 import os
 import pwd
 import resource
+import shlex
 import shutil
 import socket
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from afd.agent import cgroup
+from afd.agent import cgroup, run_directory
 from afd.agent.cores import Cores, binding, plan_threads
 from afd.cache import cache_dir
 from afd.control.ports import owner
@@ -102,18 +103,27 @@ def shared_memory(path: str = "/dev/shm") -> Finding:
     return judged("shm", told, free, _SHM_OK, _SHM_MIN, remedy)
 
 
-def leftovers(path: str = "/dev/shm") -> Finding:
+def leftovers(path: str = "/dev/shm", bases: Iterable[Path] | None = None) -> Finding:
     """AFD unlinks its segments once both ends have them open, so one with a name was left by a start that
-    broke off.
+    broke off. Directories of a run go with it, unless it was killed.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(path) if entry.name.startswith("afd-"))
     except OSError:
         names = []
-    if not names:
-        return Finding("leftovers", OK, f"no segments of AFD in {path}")
-    told = f"{len(names)} segment(s) of AFD in {path}, such as {names[0]}"
-    return Finding("leftovers", WARN, told, f"if no role is starting right now: rm {path}/afd-*")
+    directories = run_directory.stale(bases)
+    if not names and not directories:
+        return Finding(
+            "leftovers", OK, f"no segments of AFD in {path}, no directories of runs that were killed"
+        )
+    told, remedies = [], []
+    if directories:
+        told.append(f"{len(directories)} director(ies) of runs that were killed, such as {directories[0]}")
+        remedies.append(f"rm -r {shlex.join(map(str, directories))}")
+    if names:
+        told.append(f"{len(names)} segment(s) of AFD in {path}, such as {names[0]}")
+        remedies.append(f"if no role is starting right now: rm {path}/afd-*")
+    return Finding("leftovers", WARN, "; ".join(told), "; ".join(remedies))
 
 
 def open_files() -> Finding:
@@ -202,7 +212,14 @@ def directories() -> Iterator[Finding]:
     remedy = "set HOME to a writable directory: vLLM and its libraries keep caches there"
     yield _writable("home", Path(home), remedy) if home else Finding("home", WARN, "HOME is not set", remedy)
     try:
-        yield Finding("tmp", OK, f"{tempfile.gettempdir()} is writable")
+        found = tempfile.gettempdir()
+        if asked := run_directory.ignored_tmpdir():
+            remedy = "set TMPDIR to a directory that exists, is writable and has room"
+            yield Finding(
+                "tmp", WARN, f"TMPDIR is {asked}, where nothing can be written: {found} is used", remedy
+            )
+        else:
+            yield Finding("tmp", OK, f"{found} is writable")
     except FileNotFoundError:
         yield Finding(
             "tmp", FAIL, "no writable directory for temporary files", "set TMPDIR, or mount a tmpfs at /tmp"

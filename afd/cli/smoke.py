@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import signal
 import socket
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,10 +16,12 @@ from rich.table import Table
 
 from afd import support
 from afd.agent.model_files import inspect, resolve
+from afd.agent.run_directory import RunDirectory
 from afd.config import AFDConfig
 from afd.errors import AFDError
 from afd.families import family_of
 from afd.support import Combination
+from afd.testing.interrupts import Interrupts
 from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS
 from afd.testing.smoke import Outcome, Smoke
 from afd.testing.stack import Layout
@@ -57,18 +56,6 @@ def command(
     Answers agree when their tokens are equal, or differ first where native's two likeliest tokens are closer than
     1e-4; log-probabilities must agree within 1e-4. Exit code 0 when all agree, 71 when not.
     """
-    found = inspect(resolve(model))
-    support.check(
-        Combination(
-            transport=transport,
-            runner=runner,
-            family=family_of(found.architecture).name,
-            quantisation=found.quantisation,
-            dtype=dtype,
-            num_attention=num_attention,
-            num_ffn=num_ffn,
-        )
-    )
     layout = Layout(
         model=model,
         runner=runner,
@@ -80,24 +67,10 @@ def command(
         afd_args=("--afd-transport", transport),
     )
     console = Console(stderr=as_json, highlight=False)
-    directory = Path(tempfile.mkdtemp(prefix="afd-smoke-"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
-    keep_logs = False
-    try:
-        with Smoke(layout, directory, _teller(console), api_port=_api_port() if keep else 0) as smoke:
-            try:
-                asyncio.run(_run(smoke))
-            except AFDError:
-                keep_logs = True
-                console.print(smoke.words(), markup=False)
-                console.print(f"logs: {directory}", markup=False)
-                raise
-            if keep and smoke.outcome.passed:
-                _stay(smoke, console)
-            smoke.stop()
-            outcome = smoke.outcome
-            keep_logs = not outcome.passed
+    with Interrupts() as interrupts:
+        _check(layout, transport, dtype)
+        outcome = _smoke(layout, console, interrupts, keep)
         if as_json:
             click.echo(json.dumps(_as_data(layout, outcome), indent=2))
         else:
@@ -108,12 +81,50 @@ def command(
             from afd.testing.smoke_record import write_record
 
             console.print(f"record: {write_record(layout, outcome, started, record)}", markup=False)
-        return 0 if outcome.passed else 71
+    return 0 if outcome.passed else 71
+
+
+def _check(layout: Layout, transport: str, dtype: str) -> None:
+    """Raises ConfigError for what the support matrix refuses, before anything is started."""
+    found = inspect(resolve(layout.model))
+    support.check(
+        Combination(
+            transport=transport,
+            runner=layout.runner,
+            family=family_of(found.architecture).name,
+            quantisation=found.quantisation,
+            dtype=dtype,
+            num_attention=layout.topology.num_attention,
+            num_ffn=layout.topology.num_ffn,
+        )
+    )
+
+
+def _smoke(layout: Layout, console: Console, interrupts: Interrupts, keep: bool) -> Outcome:
+    """One run. Its logs are kept when it fails."""
+    logs = RunDirectory.for_logs()
+    keep_logs = False
+    api_port = _api_port() if keep else 0
+    try:
+        with Smoke(layout, logs.path, _teller(console), interrupts, api_port=api_port) as smoke:
+            try:
+                asyncio.run(_run(smoke))
+            except AFDError:
+                keep_logs = True
+                console.print(smoke.words(), markup=False)
+                console.print(f"logs: {logs.path}", markup=False)
+                raise
+            if keep and smoke.outcome.passed:
+                _stay(smoke, console)
+            smoke.stop()
+            keep_logs = not smoke.outcome.passed
+        return smoke.outcome
     finally:
         if keep_logs:
-            console.print(f"logs are kept in {directory}", markup=False)
+            logs.keep()
+            console.print(f"logs are kept in {logs.path}", markup=False)
         else:
-            shutil.rmtree(directory, ignore_errors=True)
+            logs.close()
 
 
 async def _run(smoke: Smoke) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -11,12 +12,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
+from afd.agent import run_directory
+from afd.agent.leftovers import Leftovers
 from afd.agent.model_files import inspect, resolve
 from afd.errors import RoleFailedError
 from afd.testing.compare import Comparison, compare_all
 from afd.testing.completions import Answer, Question, ask_all
+from afd.testing.interrupts import Interrupts
 from afd.testing.questions import again, one_at_a_time, sampled, together
-from afd.testing.stack import Group, Layout, Reference, SharedLauncher, metrics, status
+from afd.testing.stack import GONE_S, POLL_S, Group, Layout, Reference, SharedLauncher, metrics, status
 from afd.topology import Role
 
 READY_S = 180.0
@@ -62,12 +68,17 @@ async def ask_everything(url: str, model: str) -> list[Answer]:
 
 
 class Smoke:
-    """Runs in a directory of its own. Leaving it as a context manager ends every process that it started."""
+    """Runs in a directory of its own. Leaving it as a context manager ends every process that it started, and returns
+    when they are gone; a signal that ``interrupts`` notes meanwhile kills them at once."""
 
-    def __init__(self, layout: Layout, directory: Path, say: Say, *, api_port: int = 0) -> None:
+    def __init__(
+        self, layout: Layout, directory: Path, say: Say, interrupts: Interrupts, *, api_port: int = 0
+    ) -> None:
         self._layout = layout
         self._directory = directory
         self._say = say
+        self._interrupts = interrupts
+        self._leftovers = Leftovers()
         self._scope = ExitStack()
         self._started = time.monotonic()
         self.outcome = Outcome()
@@ -84,13 +95,35 @@ class Smoke:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ask roles that still run to end, because a killed one cannot remove what it has made, and then kill."""
+        """Roles that still run are asked to end first; who does not is killed, and what it left is removed."""
+        self._interrupts.ending()
         for role in self.group.roles.values():
             role.signal(signal.SIGTERM)
         deadline = time.monotonic() + INTERRUPTED_S
-        while time.monotonic() < deadline and None in (r.exit_code for r in self.group.roles.values()):
-            time.sleep(0.05)
+        while (
+            (running := self._running_roles()) and time.monotonic() < deadline and not self._interrupts.again
+        ):
+            time.sleep(POLL_S)
+        self._leftovers.observe([*self.launcher.roots(), *running])
         self._scope.close()
+        self._until_gone()
+        self._leftovers.remove()
+        run_directory.sweep()
+
+    def _running_roles(self) -> list[int]:
+        return [role.process.pid for role in self.group.roles.values() if role.exit_code is None]
+
+    def _until_gone(self) -> None:
+        for process in self._leftovers.alive():  # at once, instead of each by the death of its parent
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        deadline = time.monotonic() + GONE_S
+        while alive := self._leftovers.alive():
+            if time.monotonic() > deadline:
+                names = ", ".join(self._leftovers.name(process.pid) for process in alive)
+                self._say(f"killed {GONE_S:.0f} s ago and still there: {names}")
+                return
+            time.sleep(POLL_S)
 
     def _mark(self, what: str, since: float) -> float:
         now = time.monotonic()
@@ -101,7 +134,10 @@ class Smoke:
         """Bring up the native reference and both roles. Raises the AFDError of what failed."""
         self._say("importing vLLM once; everything is forked from there")
         clock = time.monotonic()
-        await asyncio.to_thread(self.launcher.wait)
+        while not self.launcher.has_imported(
+            clock
+        ):  # not in a thread, for which an interrupted run would wait
+            await asyncio.sleep(POLL_S)
         clock = self._mark("import", clock)
         self._say("starting native vLLM, the FFN role and the Attention role")
         self._scope.enter_context(self.group)

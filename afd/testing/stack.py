@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +29,7 @@ from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.agent.launcher import Child, Launcher, describe_exit, own_session, start_launcher
 from afd.agent.leftovers import Leftovers, runs
 from afd.agent.plan import API_SERVER
+from afd.agent.run_directory import RunDirectory
 from afd.errors import PeerAbsentError, RoleFailedError
 from afd.testing.free_ports import free_port
 from afd.topology import Role, Topology
@@ -65,7 +64,8 @@ class SharedLauncher:
     """A launcher process of its own, to be named in AFD_LAUNCHER by everything that should fork from it."""
 
     def __init__(self, directory: Path, runner: str) -> None:
-        self.path = str(directory / f"launcher-{runner}")
+        self._sockets = RunDirectory.for_sockets()
+        self.path = str(self._sockets.path / "launcher")
         self._log = open(directory / f"launcher-{runner}.log", "wb")  # noqa: SIM115 (closed in close)
         environment = cpu_environment(base_environment(), runner=runner, threads=1, bind=cores.NOBIND)
         self._process = start_launcher(self.path, environment, self._log.fileno())
@@ -73,26 +73,39 @@ class SharedLauncher:
 
     def wait(self, timeout_s: float = 120.0) -> None:
         """Wait until vLLM is imported. Raises RoleFailedError."""
-        deadline = time.monotonic() + timeout_s
-        while not os.path.exists(self.path):
-            if self._process.poll() is not None:
-                raise RoleFailedError(
-                    f"the launcher {describe_exit(self._process.returncode)}; see {self._log.name}"
-                )
-            if time.monotonic() > deadline:
-                raise RoleFailedError(f"vLLM was not imported within {timeout_s:.0f} s; see {self._log.name}")
+        started = time.monotonic()
+        while not self.has_imported(started, timeout_s):
             time.sleep(POLL_S)
+
+    def has_imported(self, started: float, timeout_s: float = 120.0) -> bool:
+        """Whether vLLM is imported. Raises RoleFailedError when it cannot be, or ``timeout_s`` after ``started``."""
+        if os.path.exists(self.path):
+            return True
+        if self._process.poll() is not None:
+            raise RoleFailedError(
+                f"the launcher {describe_exit(self._process.returncode)}; see {self._log.name}"
+            )
+        if time.monotonic() > started + timeout_s:
+            raise RoleFailedError(f"vLLM was not imported within {timeout_s:.0f} s; see {self._log.name}")
+        return False
 
     def descendants(self) -> list[int]:
         """Every process that was forked from this one, directly or not, and still runs."""
+        if self._process.poll() is not None:
+            return []  # they died with it
         return [
             child.pid for child in psutil.Process(self._process.pid).children(recursive=True) if runs(child)
         ]
+
+    def roots(self) -> list[int]:
+        """The launcher itself, while it runs."""
+        return [] if self._process.poll() is not None else [self._process.pid]
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
         self._log.close()
+        self._sockets.close()
 
 
 class RoleProcess:
@@ -256,7 +269,13 @@ class Reference:
     """Native vLLM, forked from the shared launcher. Use inside one event loop; :meth:`close` kills it."""
 
     def __init__(
-        self, launcher: Launcher, child: Child, url: str, log: Path, leftovers: Leftovers, sockets: Path
+        self,
+        launcher: Launcher,
+        child: Child,
+        url: str,
+        log: Path,
+        leftovers: Leftovers,
+        sockets: RunDirectory,
     ) -> None:
         self._launcher = launcher
         self._sockets = sockets
@@ -292,11 +311,15 @@ class Reference:
             log.flush()
 
         # For the sockets of its processes, which they cannot remove when they are killed.
-        sockets = Path(tempfile.mkdtemp(prefix="afd-native-"))
-        environment = {**native_environment(layout), "VLLM_RPC_BASE_PATH": str(sockets)}
+        sockets = RunDirectory.for_sockets()
+        environment = {**native_environment(layout), "VLLM_RPC_BASE_PATH": str(sockets.path)}
         leftovers = Leftovers()
         connection = await Launcher.open(directory, environment, 120.0, path=launcher)
-        child = await connection.spawn("native vLLM", target, argv, environment, write)
+        try:
+            child = await connection.spawn("native vLLM", target, argv, environment, write)
+        except BaseException:
+            await connection.close()
+            raise
         return cls(connection, child, f"http://127.0.0.1:{port}", path, leftovers, sockets)
 
     async def ready(self, timeout_s: float) -> None:
@@ -326,7 +349,7 @@ class Reference:
                 raise RoleFailedError(f"processes {alive} of native vLLM were killed, but are still there")
             await asyncio.sleep(0.02)
         self._leftovers.remove()
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._sockets.close()
 
 
 def native_arguments(layout: Layout) -> list[str]:

@@ -34,11 +34,12 @@ class Run:
 
     def __init__(self, directory: Path, arguments: Sequence[str]) -> None:
         self.temporary = directory
+        directory.mkdir(exist_ok=True)
         self.shm: set[str] = set()
         self.expected = (
             8  # a launcher, two agents, an FFN rank, and twice a server, an engine and a worker, at least
         )
-        environment = {**os.environ, "TMPDIR": str(directory)}
+        environment = {**os.environ, "TMPDIR": str(directory), "XDG_RUNTIME_DIR": str(directory.parent)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "afd.cli.main", "smoke", *arguments],
             cwd=ROOT,
@@ -95,15 +96,17 @@ class Run:
             self.shm = set[str]().union(*(mapped_by(process.pid) for process in self._running()))
 
     def left(self) -> list[str]:
-        """What is still there of it a moment after its end: processes, shared memory, temporary files."""
+        """What is still there of it at its end: processes, shared memory, temporary files."""
         assert len(self._seen) >= self.expected, f"only {len(self._seen)} processes were seen"
-        deadline = time.monotonic() + 2
-        while (running := self._running()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        running = self._running()
         found = [f"process {process.pid}" for process in running]
         found += [name for name in sorted(self.shm) if (SHM / name).exists()]
         # torch keeps a cache there, for all runs of a user.
         return found + [p.name for p in self.temporary.iterdir() if not p.name.startswith("torchinductor_")]
+
+    def agents(self) -> list[psutil.Process]:
+        """The roles."""
+        return [process for process in self._running() if "serve" in process.cmdline()]
 
     def _running(self) -> list[psutil.Process]:
         found = []
@@ -127,10 +130,10 @@ def smoke() -> Iterator[Callable[..., Run]]:
     """Starts ``afd smoke`` with some arguments."""
     with ExitStack() as scope:
 
-        def run(*arguments: str) -> Run:
-            # Not below pytest's: the path of a unix socket has at most 108 characters.
+        def run(*arguments: str, below: str = "") -> Run:
+            # Not below pytest's: sockets would be elsewhere, because their paths have at most 107 bytes.
             directory = scope.enter_context(tempfile.TemporaryDirectory(prefix="afd-test-"))
-            started = Run(Path(directory), arguments)
+            started = Run(Path(directory, below), arguments)
             scope.callback(started.close)
             return started
 
@@ -210,16 +213,58 @@ def test_a_role_that_fails_is_named_with_its_cause_and_its_log_is_kept(
     assert run.left() == [logs.name]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_while_it_starts_ends_at_once_and_leaves_nothing(
-    number: signal.Signals, smoke: Callable[..., Run]
+@pytest.mark.parametrize(
+    ("number", "says", "later_s", "expected"),
+    [
+        (signal.SIGINT, "(importing) vLLM", 1.0, 1),
+        (signal.SIGINT, "(starting) native vLLM", 0.0, 1),  # while processes are forked
+        (signal.SIGINT, "(starting) native vLLM", 1.0, 4),
+        (signal.SIGTERM, "(starting) native vLLM", 1.0, 4),
+        (signal.SIGHUP, "(starting) native vLLM", 1.0, 4),
+        (signal.SIGINT, "(asking) native vLLM", 0.2, 8),
+        (signal.SIGINT, "(asking) AFD", 0.5, 8),
+    ],
+)
+def test_a_run_that_is_interrupted_returns_when_all_of_it_is_gone(
+    number: signal.Signals, says: str, later_s: float, expected: int, smoke: Callable[..., Run]
 ) -> None:
     run = smoke()
-    run.says("(starting) native vLLM", 90)
-    run.look()
+    run.expected = expected
+    run.says(says, 90)
+    time.sleep(later_s)
     run.process.send_signal(number)
     began = time.monotonic()
     assert run.end(20) == 130, run.err
     print(f"\n{number.name}: ended after {time.monotonic() - began:.1f} s")
     assert run.err.splitlines()[-1] == "afd: error: interrupted"
     assert run.left() == []
+
+
+@pytest.mark.parametrize("says", ["(starting) native vLLM", "(asking) AFD"], ids=["start", "afd"])
+def test_a_second_ctrl_c_kills_at_once_and_leaves_nothing_either(
+    says: str, smoke: Callable[..., Run]
+) -> None:
+    run = smoke()
+    run.says(says, 90)
+    run.look()
+    for role in run.agents():  # that cannot end as they are asked to
+        role.send_signal(signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert run.process.poll() is None, "it waits for its roles"
+    run.process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert run.end(20) == 130, run.err
+    assert time.monotonic() - began < 3
+    assert run.left() == []
+
+
+def test_a_run_works_below_a_temporary_directory_whose_path_is_too_long_for_sockets(
+    smoke: Callable[..., Run],
+) -> None:
+    run = smoke(below="x" * 120)
+    assert run.end() == 0, run.out + run.err
+    assert "PASS" in run.out
+    assert f"unix sockets are made in {run.temporary.parent}: the path of {run.temporary} has" in run.err
+    assert run.left() == []
+    assert list(run.temporary.parent.iterdir()) == [run.temporary]

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
 import socket
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 
 from afd import pins
-from afd.agent import plan
+from afd.agent import plan, run_directory
 from afd.cli import checks, doctor, packages
 from afd.cli.checks import FAIL, OK, SKIP, WARN, Finding
 from afd.cli.main import run
@@ -121,11 +124,46 @@ def test_the_size_of_shared_memory_is_judged(tmp_path: Path) -> None:
     assert absent.status == FAIL and "mount a tmpfs" in absent.remedy
 
 
-def test_segments_that_a_broken_start_left_are_reported(tmp_path: Path) -> None:
-    assert checks.leftovers(str(tmp_path)).status == OK
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """A place for directories of runs."""
+    path = tmp_path / "with a blank"
+    path.mkdir()
+    return path
+
+
+def test_segments_that_a_broken_start_left_are_reported(tmp_path: Path, temporary: Path) -> None:
+    assert checks.leftovers(str(tmp_path), [temporary]).status == OK
     (tmp_path / "afd-012345abcdef-a0-f0-u0").write_text("")
-    found = checks.leftovers(str(tmp_path))
+    found = checks.leftovers(str(tmp_path), [temporary])
     assert found.status == WARN and "1 segment(s)" in found.found
+
+
+def test_a_directory_of_a_killed_run_is_named_with_a_command_that_removes_it(
+    tmp_path: Path, temporary: Path
+) -> None:
+    left, used = temporary / f"{run_directory.RUN}x1", temporary / f"{run_directory.LOGS}x2"
+    for path in (left, used):
+        path.mkdir()
+        (path / "owner").write_text("")
+    with open(used / "owner") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        found = checks.leftovers(str(tmp_path / "absent"), [temporary])
+        assert found.status == WARN
+        assert str(left) in found.found and str(used) not in found.found
+        subprocess.run(found.remedy, shell=True, check=True)
+        assert checks.leftovers(str(tmp_path / "absent"), [temporary]).status == OK
+    assert not left.exists() and used.exists()
+
+
+def test_a_tmpdir_that_cannot_be_used_is_a_warning_that_names_what_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    found = {finding.id: finding for finding in checks.directories()}["tmp"]
+    assert found.status == WARN and found.remedy
+    assert f"{tmp_path / 'absent'}" in found.found and f"{tempfile.gettempdir()} is used" in found.found
 
 
 def test_a_low_limit_on_open_files_is_seen() -> None:
