@@ -7,12 +7,15 @@ Nothing here, and nothing a subcommand does before it starts a model, imports to
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import click
 
@@ -23,6 +26,7 @@ from afd.errors import AFDError, ConfigError, RoleFailedError
 _USAGE = ConfigError.exit_code
 _BROKEN = RoleFailedError.exit_code
 _INTERRUPTED = 130
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -101,23 +105,44 @@ def run(argv: Sequence[str] | None = None) -> int:
     except click.Abort:
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output is gone (`afd config show | head`). Nothing is left to say, not even at
-        # exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)  # the reader of our output is gone (`afd config show | head`)
         return 0
+    except OSError as error:
+        if error.errno not in _FULL:
+            return _unexpected(error)
+        where = error.filename or "the output, or a directory that AFD writes to"
+        return _fail(f"{os.strerror(error.errno)}: {where}", _BROKEN)
     except Exception as error:  # noqa: BLE001 (the last resort: a bug must not look like one of our exit codes)
+        return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> int:
+    with contextlib.suppress(OSError):
         traceback.print_exc()
-        return _fail(f"unexpected {type(error).__name__}: {error}; this is a bug in AFD", _BROKEN)
+    return _fail(f"unexpected {type(error).__name__}: {error}; this is a bug in AFD", _BROKEN)
 
 
 def _fail(message: str, code: int) -> int:
-    click.echo(f"afd: error: {' '.join(message.split())}", err=True)
+    """Say it if anybody can hear it; the exit code is the same either way."""
+    with contextlib.suppress(OSError):
+        click.echo(f"afd: error: {' '.join(message.split())}", err=True)
     return code
+
+
+def _silence(stream: TextIO) -> None:
+    """Let nothing that ``stream`` still holds fail at exit, where the interpreter would change the exit code to 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def main() -> None:
     """The console script."""
-    sys.exit(run())
+    code = run()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _silence(stream)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

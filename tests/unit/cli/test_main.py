@@ -132,3 +132,30 @@ def test_every_subcommand_that_exists_is_a_click_command() -> None:
     for name in main.SUBCOMMANDS:
         if exists(name):
             assert main.run([name, "--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("config", "show"), 71), (("no-such-command",), 64), (("smoke", "--model", "/no"), 64)],
+)
+def test_the_exit_code_is_the_same_when_nothing_can_be_written(arguments: tuple[str, ...], code: int) -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "afd.cli.main", *arguments], stdout=full, stderr=full, timeout=60, cwd=ROOT
+        )
+    assert run.returncode == code
+
+
+def test_a_full_output_is_one_line_and_no_bug() -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "afd.cli.main", "config", "show"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+        )
+    assert run.returncode == 71
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("afd: error: No space left on device: the output")
