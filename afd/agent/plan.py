@@ -37,7 +37,8 @@ class RolePlan:
     """One role of one run. ``argv`` is what vLLM gets; ``environment`` what every process of the role gets.
 
     ``target`` is the function its processes run; ``ranks`` those of this agent; ``api_key`` what Attention's API server
-    wants to hear, "" when it asks for none; ``drain_s`` how long a stop may take, in seconds.
+    wants to hear, "" when it asks for none; ``drain_s`` how long a stop may take, in seconds, and ``answer_s`` how much
+    of it vLLM waits for requests in flight before it kills its engine.
     """
 
     role: Role
@@ -54,6 +55,7 @@ class RolePlan:
     agent_port: int
     served_model: str
     drain_s: float
+    answer_s: float
     api_key: str = field(default="", repr=False)
 
     @property
@@ -105,7 +107,8 @@ def plan_role(
         quantisation=arguments.get("--quantization") or found.quantisation,
         config_digest=found.config_digest,
     )
-    drain_s = max(config.timeouts.grace_s, arguments.integer("--shutdown-timeout", SHUTDOWN_S) + TEARDOWN_S)
+    answer_s = arguments.integer("--shutdown-timeout", SHUTDOWN_S)
+    drain_s = max(config.timeouts.grace_s, answer_s + TEARDOWN_S)
     ranks = _ranks(role, config, arguments)
     support.check(combination(config, arguments, fingerprint, runner))
     fit.check_length(arguments, directory, environment)
@@ -166,6 +169,7 @@ def plan_role(
         agent_host=agent_host,
         agent_port=agent_port,
         drain_s=drain_s,
+        answer_s=answer_s,
         served_model=served[0],
         api_key=keys[0],
     )

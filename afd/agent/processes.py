@@ -128,6 +128,25 @@ class Processes:
         await asyncio.wait([child.exited for child in self._children], return_when=asyncio.FIRST_COMPLETED)
         return next(child for child in self._children if child.exited.done())
 
+    async def first_failure(self) -> Child:
+        """Wait until a process the agent started ends with another code than 0, if ever."""
+        ended = {asyncio.ensure_future(asyncio.shield(child.exited)): child for child in self._children}
+        while ended:
+            done, _ = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                child = ended.pop(future)
+                if future.result() != 0:
+                    return child
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def failure(self, lost: Process | None) -> Cause | None:
+        """What the role lost so far: a child that failed, or else ``lost``. None when neither is there."""
+        for child in self._children:
+            if child.exited.done() and child.exited.result() != 0:
+                return self.exit_cause(child)
+        return None if lost is None else await self.explain(lost)
+
     async def explain(self, process: Process) -> Cause:
         """Why an attached process closed its connection without a goodbye: the process of the tree that ended first."""
         rank = str(process.rank or self._plan.ranks[0])

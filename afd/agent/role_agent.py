@@ -258,9 +258,13 @@ class RoleAgent:
         """FFN's part of a stop. Returns what went wrong."""
         drain_s = max(float(hello.notes.get("drain_s", 0)) for hello in control.hellos)
         hurried = asyncio.create_task(self._hurried.wait())
-        ends: list[asyncio.Future[Any]] = [self._left, aborting, hurried]
+        failing = asyncio.create_task(processes.first_failure())
+        ends: list[asyncio.Future[Any]] = [self._left, aborting, hurried, failing]
         await asyncio.wait(ends, timeout=drain_s + LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
+        hurried.cancel(), failing.cancel()
+        if failing.done() and not (self._left.done() or aborting.done() or self._hurried.is_set()):
+            await control.fail(processes.exit_cause(failing.result()))
+            return ""
         if self._left.done():  # ranks to which all of Attention said good-bye end now; others wait for a step
             await processes.wait(FAREWELL_S)
         elif not aborting.done() and not self._hurried.is_set():
@@ -272,11 +276,14 @@ class RoleAgent:
     ) -> str:
         """Attention's part of a stop: vLLM finishes what is in flight and ends. Returns what went wrong; raises the
         cause of an abort meanwhile."""
-        drain_s = self._plan.drain_s
+        drain_s, began = self._plan.drain_s, time.monotonic()
         ending = asyncio.create_task(processes.terminate(drain_s))
         cut = asyncio.create_task(hub.lost.wait())  # vLLM kills its engine when its own time is up
         ends: list[asyncio.Future[Any]] = [ending, cut, aborting, self._left]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        early = time.monotonic() < began + self._plan.answer_s and not self._hurried.is_set()
+        if early and processes.inflight and (cause := await processes.failure(hub.lost_process)) is not None:
+            await control.fail(cause)  # it was not vLLM, whose time is not up
         if not ending.done():
             await processes.settle_requests(SETTLE_S)
         ending.cancel(), cut.cancel()

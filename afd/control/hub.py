@@ -83,6 +83,8 @@ class LocalHub:
         """What to put into ``AFD_AGENT_SOCKET`` of the processes that this agent starts."""
         self.lost = asyncio.Event()
         """Set when a process ended without a goodbye while the role was stopping."""
+        self.lost_process: Process | None = None
+        """The first of them."""
 
     @property
     def attached(self) -> tuple[Process, ...]:
@@ -151,6 +153,7 @@ class LocalHub:
         del self._links[process]
         lost = bye is None and self._open and self._control.abort.cause is None
         if lost and self._stopping():
+            self.lost_process = self.lost_process or process
             self.lost.set()
         if lost and not self._stopping():
             await self._control.fail(await self._on_death(process))

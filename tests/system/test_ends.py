@@ -140,6 +140,22 @@ def test_signals_to_both_roles_are_a_first_signal_to_each_and_end_both_with_0(
     assert not any("ending at once" in process.text() for process in group.roles.values())
 
 
+@pytest.mark.parametrize("name", ["rank F0", "API server", "EngineCore", "Worker"])
+def test_a_process_killed_while_requests_are_finished_ends_both_roles_with_its_name(
+    groups: Groups, name: str
+) -> None:
+    group = groups()
+    start(group)
+    client = Client(group.attention.api_url).start()
+    decoding(group.attention)
+    group.ffn.signal(signal.SIGTERM)
+    until(lambda: "a peer is stopping" in group.attention.text(), 5, "the stop")
+    time.sleep(0.3)
+    _kill(group, name)
+    client.join(5)
+    assert all(isinstance(end, Exception) for end in client.ends.values())
+
+
 @ROLES
 def test_a_signal_while_the_group_loads_ends_both_with_0(groups: Groups, told: Role) -> None:
     group = groups()
