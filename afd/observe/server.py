@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from afd.control.ports import listen
 from afd.observe.metrics import CONTENT_TYPE, Metrics
@@ -43,7 +44,11 @@ async def open_server(
         host, port, "the agent port", "stop that process, or choose another port with --agent-port"
     )
     runner = web.AppRunner(
-        application(source, metrics), access_log=None, handle_signals=False, shutdown_timeout=0.5
+        application(source, metrics),
+        access_log=None,
+        logger=_requests,
+        handle_signals=False,
+        shutdown_timeout=0.5,
     )
     try:
         await runner.setup()
@@ -54,6 +59,15 @@ async def open_server(
     finally:
         await runner.cleanup()
         socket.close()
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """No traceback for each stranger who speaks no HTTP: its answer, 400, says what is wrong."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_requests = logging.getLogger(f"{__name__}.requests")
+_requests.addFilter(_is_ours)
 
 
 def application(source: StatusSource, metrics: Metrics) -> web.Application:

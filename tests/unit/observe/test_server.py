@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -133,6 +134,25 @@ def test_anything_else_is_404_and_names_what_there_is(method: str, path: str) ->
     code, body, _ = get(Source(), path, method)
     assert code == 404
     assert body["reason"].startswith(f"no {method} {path}; there are /livez")
+
+
+@pytest.mark.parametrize("said", [b"AFD\x01\x00\x10\x00\x00\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01"])
+def test_who_speaks_no_http_gets_400_and_no_word_in_the_log(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> bytes:
+        source = Source()
+        async with open_server(source, Metrics(source.status), host="127.0.0.1", port=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(said)
+            answer = await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
+            return answer
+
+    assert b" 400 " in asyncio.run(run())
+    assert [record for record in caplog.records if record.levelno >= logging.INFO] == [
+        record for record in caplog.records if record.message.startswith("agent port")
+    ]
 
 
 def test_a_port_in_use_is_named_with_its_owner() -> None:
