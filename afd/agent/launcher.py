@@ -45,7 +45,8 @@ def describe_exit(code: int) -> str:
     """ "was killed by SIGKILL" or "exited with code 3"."""
     if code < 0:
         known = {number.value: number.name for number in signal.Signals}
-        return f"was killed by {known.get(-code, f'signal {-code}')}"
+        hint = " (a full /dev/shm does that; see afd doctor)" if -code == signal.SIGBUS else ""
+        return f"was killed by {known.get(-code, f'signal {-code}')}{hint}"
     return f"exited with code {code}"
 
 

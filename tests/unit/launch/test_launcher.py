@@ -78,6 +78,7 @@ def test_an_exception_is_told_with_its_traceback(launcher_path: str, tmp_path: P
     [
         (0, "exited with code 0"),
         (-signal.SIGKILL, "was killed by SIGKILL"),
+        (-signal.SIGBUS, "was killed by SIGBUS (a full /dev/shm does that; see afd doctor)"),
         (-(signal.SIGRTMIN + 3), f"was killed by signal {signal.SIGRTMIN + 3}"),
     ],
 )
