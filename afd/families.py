@@ -64,5 +64,7 @@ def family_of(architecture: str) -> Family:
     for family in FAMILIES:
         if architecture in family.architectures:
             return family
-    known = ", ".join(sorted(name for family in FAMILIES for name in family.architectures))
-    raise UnsupportedError(f"model architecture {architecture} has no AFD family; supported: {known}")
+    known = " or ".join(sorted(name for family in FAMILIES for name in family.architectures))
+    raise UnsupportedError(
+        f"models of the architecture {architecture} are not supported yet; use one of {known}"
+    )

@@ -12,7 +12,7 @@ from afd import pins, support
 from afd.agent import cores, fit, model_files, vllm_arguments, vllm_flags, vllm_policy
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
-from afd.config import AFDConfig, to_json
+from afd.config import AFDConfig, kinds, to_json
 from afd.control.handshake import this_host
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Layout
 from afd.errors import ConfigError, UnsupportedError
@@ -109,8 +109,10 @@ def plan_role(
     )
     answer_s = arguments.integer("--shutdown-timeout", SHUTDOWN_S)
     drain_s = max(config.timeouts.grace_s, answer_s + TEARDOWN_S)
-    ranks = _ranks(role, config, arguments)
+    if role is Role.FFN:
+        _check_sizes_of_ffn(arguments)
     support.check(combination(config, arguments, fingerprint, runner))
+    ranks = _ranks(role, config, arguments)
     fit.check_length(arguments, directory, environment)
     directory = model_files.resolve(model, revision, weights=not dummy)
     if not dummy:
@@ -165,7 +167,7 @@ def plan_role(
         ),
         target=target or (API_SERVER if role is Role.ATTENTION else FFN_RANK),
         api_host=arguments.get("--host"),
-        api_port=arguments.integer("--port", API_PORT),
+        api_port=_port(arguments),
         agent_host=agent_host,
         agent_port=agent_port,
         drain_s=drain_s,
@@ -191,9 +193,10 @@ def combination(
         quantisation=fingerprint.quantisation,
         dtype=fingerprint.dtype,
         gate="attention" if config.compute_gate_on_attention else "ffn",
-        num_attention=config.num_attention_ranks,
+        # A size that is not supported is to be refused as what it is, not because a count of ranks does not match it.
+        num_attention=max(config.num_attention_ranks, _size(arguments, "--data-parallel-size")),
         num_ffn=config.num_ffn_ranks,
-        tp=arguments.integer("--tensor-parallel-size", 1),
+        tp=_size(arguments, "--tensor-parallel-size"),
         on_loss=config.on_loss,
         features=frozenset(vllm_policy.features(arguments)),
     )
@@ -219,20 +222,39 @@ def _dtype(arguments: VllmArguments, checkpoint: str) -> str:
     return _DTYPE_NAMES.get(asked, asked)
 
 
+def _port(arguments: VllmArguments) -> int:
+    """Where the API server listens. A port of its own choice (0) would be one that the agent does not know."""
+    if not arguments.enabled("--port"):
+        return API_PORT
+    try:
+        port: int = kinds.PORT.read(arguments.get("--port"))
+    except ValueError as error:
+        raise ConfigError(f"vLLM argument --port: {error}") from None
+    return port
+
+
+def _size(arguments: VllmArguments, flag: str) -> int:
+    size = arguments.integer(flag, 1)
+    if size < 1:
+        raise ConfigError(f"vLLM argument {flag}: {size} is not a size (1 or more)")
+    return size
+
+
+def _check_sizes_of_ffn(arguments: VllmArguments) -> None:
+    sizes = {flag: _size(arguments, flag) for flag in ("--data-parallel-size", "--tensor-parallel-size")}
+    given = " and ".join(f"{flag} {size}" for flag, size in sizes.items() if size != 1)
+    if given:
+        raise UnsupportedError(f"for Attention only: {given}; leave out {' and '.join(sizes)} for ffn")
+
+
 def _ranks(role: Role, config: AFDConfig, arguments: VllmArguments) -> tuple[Rank, ...]:
     topology = config.topology
-    data = arguments.integer("--data-parallel-size", 1)
-    tensor = arguments.integer("--tensor-parallel-size", 1)
     if role is Role.FFN:
-        if data * tensor != 1:
-            raise UnsupportedError(
-                f"data-parallel size {data} and tensor-parallel size {tensor} are Attention's; FFN's ranks are counted "
-                "by --afd-num-ffn-ranks; leave both out"
-            )
         return tuple(Rank(Role.FFN, index) for index in range(topology.num_ffn))
+    data, tensor = _size(arguments, "--data-parallel-size"), _size(arguments, "--tensor-parallel-size")
     if data * tensor != topology.num_attention:
         raise UnsupportedError(
             f"num_attention_ranks is {topology.num_attention}, but data-parallel size {data} × tensor-parallel size "
-            f"{tensor} makes {data * tensor}; set --afd-num-attention-ranks {data * tensor}, or change the sizes"
+            f"{tensor} makes {data * tensor}; set --afd-num-attention-ranks {data * tensor}"
         )
     return tuple(Rank(Role.ATTENTION, index) for index in range(topology.num_attention))

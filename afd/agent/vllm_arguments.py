@@ -231,8 +231,8 @@ def compilation_config(arguments: VllmArguments) -> dict[str, Any]:
     mode = config["mode"]
     if str(mode).upper() not in ("0", "NONE"):
         raise UnsupportedError(
-            f"compilation mode {mode}: torch.compile does not see the hop to FFN; only mode 0 (NONE) is supported "
-            "on CPU; remove `mode` from --compilation-config"
+            f"compilation mode {mode}: torch.compile does not see the hop to FFN, so only mode 0 (NONE) is "
+            "supported on CPU; remove `mode` from --compilation-config"
         )
     operators = config.setdefault("custom_ops", ["all"])
     if not isinstance(operators, list):
@@ -275,6 +275,6 @@ def complete(
     argv += ["--additional-config", json.dumps({**arguments.mapping("--additional-config"), **additional})]
     if worker_class is not None:
         if arguments.enabled("--worker-cls"):
-            raise UnsupportedError("--worker-cls: Attention's worker class is AFD's own; remove the argument")
+            raise UnsupportedError("--worker-cls: Attention's worker class is AFD's own; leave it out")
         argv += ["--worker-cls", worker_class]
     return argv

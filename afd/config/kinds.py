@@ -19,7 +19,8 @@ from difflib import get_close_matches
 from typing import Any
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?\.?")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+_NAME = re.compile(rf"(?=.{{1,254}}$)({_LABEL}\.)*{_LABEL}\.?")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
 _BOOLEANS = {
     "true": True,

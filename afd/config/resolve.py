@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from afd.config.kinds import nearest, show
-from afd.config.schema import CAM_ASYNC, EXTRA_OPTIONS, AFDConfig, Option, build, options
+from afd.config.schema import CAM_ASYNC, CAMP2P, EXTRA_OPTIONS, AFDConfig, Option, build, options
 from afd.errors import ConfigError
 from afd.topology import Role
 
@@ -65,6 +65,8 @@ def resolve(
         values[option.path] = option.default if source is None else _read(option, source)
         origins[option.path] = "default" if source is None else source.origin
     _settle_extra(values, origins, given)
+    if "async_dp" not in given and values["connector"] == CAM_ASYNC:
+        values["async_dp"], origins["async_dp"] = True, origins["connector"]
     if role is not None:
         if values["role"] not in (None, role.value):
             raise ConfigError(f"{given['role'].where}: {values['role']}, but this is `afd serve {role}`")
@@ -242,9 +244,13 @@ def _check(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         return f"{path.replace('async_dp', 'async')} {show(values[path])} ({origins[path]})"
 
     if values["async_dp"] != (values["connector"] == CAM_ASYNC):
-        need = "needs" if values["async_dp"] else "is not for"
+        driver, advice = (
+            ("step messages", "leave it out")
+            if values["async_dp"]
+            else ("arriving data", f"use --afd-connector {CAMP2P}")
+        )
         raise ConfigError(
-            f"{said('async_dp')} {need} the connector {CAM_ASYNC}, but it is {said('connector')}"
+            f"{said('async_dp')} contradicts {said('connector')}, which is driven by {driver}; {advice}"
         )
     heartbeat: float = values["timeouts.heartbeat_s"]
     if 3 * heartbeat > 2:

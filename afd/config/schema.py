@@ -190,14 +190,17 @@ class AFDConfig:
         default=False,
         metadata=_option(
             kinds.BOOLEAN,
-            "Drive FFN by arriving data instead of by step messages (CAMAsync).",
+            "Drive FFN by arriving data (CAMAsync) instead of by step messages (CAMP2P); follows from the connector.",
             key="async",
             aliases=("async_dp",),
         ),
     )
     connector_extra_config: Mapping[str, Any] = field(
         default_factory=lambda: MappingProxyType({}),
-        metadata=_option(kinds.MAPPING, "Settings of the connector, see below."),
+        metadata=_option(
+            kinds.MAPPING,
+            'Settings of the connector, for example `{"core_num": 8}`; docs/configuration.md lists them.',
+        ),
         hash=False,
     )
     transport: str = field(

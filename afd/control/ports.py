@@ -6,27 +6,39 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+from pathlib import Path
 
 import psutil
 
+from afd.config import kinds
 from afd.control.channel import format_address
 from afd.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+_UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
 def listen(host: str, port: int, what: str, advice: str, *, elsewhere: bool = False) -> socket.socket:
     """A listening TCP socket at ``host``:``port`` (0: any port) for ``what``.
 
     With ``elsewhere`` a host that is no address of this machine (a service name, or a name that does not resolve
-    yet) means all addresses. Raises :class:`ConfigError` naming the owner of a port in use, with ``advice``.
+    yet) means all addresses. Raises :class:`ConfigError`: for a number that is no port, a port in use with its owner
+    and ``advice``, and one that this user may not listen on.
     """
+    if port != 0:
+        try:
+            kinds.PORT.read(port)
+        except ValueError as error:
+            raise ConfigError(f"{what}: {error}; {advice}") from None
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a label that is empty or too long
         if not elsewhere:
-            raise ConfigError(f"{what} cannot listen on {host}: {error}; {advice}") from error
+            raise ConfigError(
+                f"{what} cannot listen on {host}: no address of this machine has that name ({error}); give an address"
+            ) from error
         log.warning("%s: %s does not resolve (%s); listening on all addresses", what, host, error)
         family, address = socket.AF_INET, ("", port)
     try:
@@ -38,7 +50,24 @@ def listen(host: str, port: int, what: str, advice: str, *, elsewhere: bool = Fa
         where = format_address(host, port)
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"{what} needs {where}, which is in use by {owner(port)}; {advice}") from error
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"{what} cannot listen on {where}: {privileged(port)}") from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"{what} cannot listen on {where}: {host} is no address of this machine; give one, or 0.0.0.0 for all"
+            ) from error
         raise ConfigError(f"{what} cannot listen on {where}: {error.strerror}; {advice}") from error
+
+
+def privileged(port: int) -> str:
+    """Why this user may not listen on ``port``, and what to do."""
+    try:
+        first = int(_UNPRIVILEGED.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        first = 1024
+    if port >= first:
+        return f"this user may not listen on port {port} (a rule of this machine, such as SELinux); choose another"
+    return f"ports below {first} are for root; choose {first} or more"
 
 
 def owner(port: int) -> str:

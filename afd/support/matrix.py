@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from afd.config import CAMP2P
 from afd.errors import MisuseError, UnsupportedError
 from afd.support.records import Record
-from afd.support.tables import DIMENSIONS, FEATURES
+from afd.support.tables import DIMENSIONS, FEATURES, LATER
 
 
 class Status(str, Enum):
@@ -76,20 +76,29 @@ def check(combination: Combination) -> None:
 
 
 def problem(combination: Combination) -> str:
-    """Why ``combination`` is not supported; empty when it is."""
+    """Why ``combination`` is not supported and what to do, everything in one line; empty when it is."""
+    return "; besides, ".join(_problems(combination))
+
+
+def _problems(combination: Combination) -> Iterator[str]:
+    """All of them: whoever does what one says must not be refused for the next."""
     values = combination.values()
     for dimension in DIMENSIONS:
         name = values[dimension.name]
         value = dimension.find(name)
         if value.reason:
-            return f"{dimension.name} {name} is not supported: {value.reason}"
+            yield _refusal(f"{dimension.name} {name}", value.reason, value.instead)
     for feature_name in sorted(combination.features):
         if feature_name not in FEATURES:
             raise MisuseError(f"the support matrix has no feature {feature_name!r}")
         feature = FEATURES[feature_name]
         if all(values[dimension] == value for dimension, value in feature.only):
-            return f"{feature_name} ({feature.flag}) is not supported: {feature.reason}; leave it out"
-    return ""
+            yield _refusal(f"{feature_name} ({feature.flag})", feature.reason, feature.advice)
+
+
+def _refusal(what: str, reason: str, instead: str) -> str:
+    why = " yet" if reason == LATER else f": {reason}"
+    return f"{what} is not supported{why}; {instead}"
 
 
 def status(combination: Combination, records: Iterable[Record] = ()) -> Status:

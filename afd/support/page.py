@@ -41,19 +41,19 @@ def render(records: Sequence[Record]) -> str:
         "",
         "## Unsupported values",
         "",
-        _row(["dimension", "value", "chosen by", "reason"]),
-        _row(["---"] * 4),
+        _row(["dimension", "value", "chosen by", "reason", "instead"]),
+        _row(["---"] * 5),
     ]
     for dimension in DIMENSIONS:
         for value in dimension.values:
             if value.reason:
                 name = "any other" if value.name == "*" else value.name
-                lines.append(_row([dimension.name, name, dimension.setting, value.reason]))
-    lines += ["", "## Unsupported features of vLLM", "", _row(["feature", "turned on by", "reason", "where"])]
-    lines.append(_row(["---"] * 4))
+                lines.append(_row([dimension.name, name, dimension.setting, value.reason, value.instead]))
+    heads = ["feature", "turned on by", "reason", "instead", "where"]
+    lines += ["", "## Unsupported features of vLLM", "", _row(heads), _row(["---"] * len(heads))]
     for feature in FEATURES.values():
         where = ", ".join(f"{dimension} {value}" for dimension, value in feature.only) or "everywhere"
-        lines.append(_row([feature.name, feature.flag, feature.reason, where]))
+        lines.append(_row([feature.name, feature.flag, feature.reason, feature.advice, where]))
     return "\n".join(lines) + "\n"
 
 

@@ -11,8 +11,8 @@ from afd.config import CAM_ASYNC, CAMP2P
 
 @dataclass(frozen=True)
 class Value:
-    """One value of a dimension. ``reason`` is empty when it is supported, else says why not and what to do
-    instead.
+    """One value of a dimension. ``reason`` is empty when it is supported, else says why not, and ``instead`` what to
+    do: a configuration that was refused for this value only is accepted when that was done.
 
     ``same_as`` names the value that it turns into, so that the matrix has no second row for it. The value "*"
     is for all that have no entry of their own.
@@ -20,6 +20,7 @@ class Value:
 
     name: str
     reason: str = ""
+    instead: str = ""
     same_as: str = ""
 
 
@@ -36,24 +37,35 @@ class Dimension:
         for value in self.values:
             if value.name in (name, "*"):
                 return value
-        known = ", ".join(value.name for value in self.values if not value.reason)
-        return Value(name, f"the support matrix does not know it; use {known}")
+        known = " or ".join(value.name for value in self.values if not value.reason)
+        flag = f"{self.setting} " if self.setting.startswith("--") else ""
+        return Value(name, "AFD does not know it", f"use {flag}{known}")
 
 
 @dataclass(frozen=True)
 class Feature:
-    """Something of vLLM that AFD may refuse. ``flag`` turns it on; ``only`` limits the refusal to some
-    combinations.
+    """Something of vLLM that AFD may refuse. ``flag`` turns it on; ``only`` limits the refusal to some combinations;
+    ``instead`` says what to do when it is not enough to leave ``flag`` out.
     """
 
     name: str
     flag: str
     reason: str
+    instead: str = ""
     only: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def advice(self) -> str:
+        """What to do instead."""
+        return self.instead or f"leave out {self.flag}"
 
-_LATER = "not built yet"
-_NPU = f"{_LATER}: this release runs on CPU; use the platform cpu"
+
+LATER = "not built yet"
+_NPU = "use the platform cpu"
+_CAMP2P = (
+    f"use --afd-connector {CAMP2P}, without --afd-async, --afd-compute-gate-on-attention and keys of CAMAsync in "
+    "--afd-connector-extra-config"
+)
 
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(
@@ -61,9 +73,9 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "the image or environment",
         (
             Value("cpu"),
-            Value("a2", _NPU),
-            Value("a3", _NPU),
-            Value("a5", _NPU),
+            Value("a2", LATER, _NPU),
+            Value("a3", LATER, _NPU),
+            Value("a5", LATER, _NPU),
         ),
     ),
     Dimension(
@@ -71,7 +83,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-connector",
         (
             Value(CAMP2P),
-            Value(CAM_ASYNC, f"{_LATER}; use --afd-connector {CAMP2P}"),
+            Value(CAM_ASYNC, LATER, _CAMP2P),
         ),
     ),
     Dimension(
@@ -80,8 +92,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
         (
             Value("shm"),
             Value("auto", same_as="shm"),
-            Value("collective", f"{_LATER}; use --afd-transport shm, with both roles on one host"),
-            Value("cam", "its operators exist on Ascend only; use --afd-transport shm"),
+            Value("collective", LATER, "use --afd-transport shm, with both roles on one host"),
+            Value("cam", "its operators exist on Ascend only", "use --afd-transport shm"),
         ),
     ),
     Dimension(
@@ -97,7 +109,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "MODEL",
         (
             Value("deepseek"),
-            Value("*", f"{_LATER} for AFD; use a model of the DeepSeek-V2 or V3 architecture"),
+            Value("*", LATER, "use a model of the DeepSeek-V2 or V3 architecture"),
         ),
     ),
     Dimension(
@@ -105,7 +117,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--enforce-eager",
         (
             Value("eager"),
-            Value("*", f"graphs are {_LATER}; use --enforce-eager, and compilation mode NONE"),
+            Value("*", LATER, "use --enforce-eager, without --no-enforce-eager"),
         ),
     ),
     Dimension(
@@ -113,7 +125,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-ubatch-num-ubatches",
         (
             Value("1"),
-            Value("*", f"{_LATER}; use --afd-ubatch-num-ubatches 1, without --enable-dbo"),
+            Value("*", LATER, "use --afd-ubatch-num-ubatches 1, without --enable-dbo"),
         ),
     ),
     Dimension(
@@ -121,7 +133,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "MODEL, --quantization",
         (
             Value("none"),
-            Value("*", f"{_LATER}; use an unquantised checkpoint, without --quantization"),
+            Value("*", LATER, "use an unquantised checkpoint, without --quantization"),
         ),
     ),
     Dimension(
@@ -133,7 +145,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
             Value(
                 "float16",
                 "vLLM's decoder layer rescales float16 outputs by the class of its FFN block, which is not the same "
-                "class in a split model; use --dtype bfloat16 or float32",
+                "class in a split model",
+                "use --dtype bfloat16 or float32",
             ),
         ),
     ),
@@ -142,7 +155,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-compute-gate-on-attention",
         (
             Value("ffn"),
-            Value("attention", f"{CAMP2P} sends no routing; use --no-afd-compute-gate-on-attention"),
+            Value("attention", f"{CAMP2P} sends no routing", "leave out --afd-compute-gate-on-attention"),
         ),
     ),
     Dimension(
@@ -150,7 +163,11 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-num-attention-ranks, --afd-num-ffn-ranks",
         (
             Value("1A1F"),
-            Value("*", f"more ranks are {_LATER}; use one Attention and one FFN rank"),
+            Value(
+                "*",
+                LATER,
+                "use --afd-num-attention-ranks 1 and --afd-num-ffn-ranks 1, without --data-parallel-size",
+            ),
         ),
     ),
     Dimension(
@@ -158,7 +175,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--tensor-parallel-size",
         (
             Value("1"),
-            Value("*", f"{_LATER}; use --tensor-parallel-size 1"),
+            Value("*", LATER, "use --tensor-parallel-size 1"),
         ),
     ),
     Dimension(
@@ -166,7 +183,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-on-loss",
         (
             Value("exit"),
-            Value("rejoin", f"{_LATER}; use --afd-on-loss exit, and restart both roles from outside"),
+            Value("rejoin", LATER, "use --afd-on-loss exit, and restart both roles from outside"),
         ),
     ),
 )
@@ -181,29 +198,38 @@ FEATURES: Mapping[str, Feature] = {
         Feature(
             "pipeline_parallel", "--pipeline-parallel-size", "the hop to FFN assumes all layers in one rank"
         ),
-        Feature("prefill_context_parallel", "--prefill-context-parallel-size", _LATER),
-        Feature("decode_context_parallel", "--decode-context-parallel-size", _LATER),
+        Feature("prefill_context_parallel", "--prefill-context-parallel-size", LATER),
+        Feature("decode_context_parallel", "--decode-context-parallel-size", LATER),
         Feature("eplb", "--enable-eplb", "the roles have no way to move experts together"),
         Feature(
             "sequence_parallel_moe",
             "--enable-expert-parallel with TP and DP",
             "vLLM then cuts tokens over TP ranks inside the MoE block, which is on the other role",
+            "leave out --enable-expert-parallel",
         ),
-        Feature("kv_transfer", "--kv-transfer-config", f"prefill/decode disaggregation with AFD is {_LATER}"),
-        Feature("multimodal", "MODEL", "only text models are split"),
-        Feature("pooling", "--runner pooling", "only generation is split"),
+        Feature("kv_transfer", "--kv-transfer-config", LATER),
+        Feature("multimodal", "MODEL", "only text models are split", "use a text model"),
+        Feature(
+            "pooling",
+            "--runner, --convert",
+            "only generation is split",
+            "use --runner generate, without --convert",
+        ),
         Feature("sleep_mode", "--enable-sleep-mode", "FFN would not sleep with Attention"),
         Feature("multi_node", "--nnodes", "the transport shm needs both roles on one host"),
         Feature(
             "load_format",
             "--load-format, --safetensors-load-strategy, --model-loader-extra-config",
-            "roles read safetensors one tensor at a time; use auto, safetensors or dummy",
+            "roles read safetensors one tensor at a time",
+            "use --load-format auto, safetensors or dummy, without --safetensors-load-strategy and "
+            "--model-loader-extra-config",
         ),
         Feature(
             "structured_output",
             "response_format, guided decoding",
             "not refused by AFD: vLLM's V2 runner pins memory for such a request, which ends the engine on CPU, "
-            "without AFD too; use runner V1 for it",
+            "without AFD too",
+            "use --afd-runner v1 for it",
             only=(("platform", "cpu"), ("runner", "v2")),
         ),
     )

@@ -21,7 +21,7 @@ def test_an_architecture_finds_its_family(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "deepseekv2forcausallm", ""])
 def test_an_architecture_without_a_row_is_refused_with_those_that_have_one(architecture: str) -> None:
-    with pytest.raises(UnsupportedError, match="supported: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM"):
+    with pytest.raises(UnsupportedError, match="use one of DeepseekV2ForCausalLM or DeepseekV3ForCausalLM"):
         family_of(architecture)
 
 

@@ -212,9 +212,9 @@ def test_the_mark_of_runner_v1_does_not_survive_a_change_to_v2() -> None:
         (("--worker-cls", "x.Y"), {}, "worker class is AFD's own"),
         (("--headless",), {}, "--headless"),
         (("--config", "c.yaml"), {}, "--config"),
-        (("-tp", "2"), {}, "num_attention_ranks is 1, but .* makes 2"),
-        (("-dp", "2"), {}, "num_attention_ranks is 1, but .* makes 2"),
-        (("-tp", "2"), {"num_attention_ranks": 2}, "layout 2A1F is not supported"),
+        (("-tp", "2"), {}, "^tp 2 is not supported yet; use --tensor-parallel-size 1$"),
+        (("-dp", "2"), {}, "layout 2A1F is not supported yet; .* without --data-parallel-size$"),
+        (("-tp", "2"), {"num_attention_ranks": 2}, "layout 2A1F is not supported yet.*; besides, tp 2 "),
         ((), {"ubatch": {"num_ubatches": 2}}, "ubatches 2 is not supported"),
         ((), {"connector": CAM_ASYNC, "compute_gate_on_attention": True, "async": True}, "connector"),
         ((), {"transport": "cam"}, "transport cam is not supported"),
@@ -232,7 +232,7 @@ def test_what_is_not_supported_is_refused_before_anything_is_opened(
 
 @pytest.mark.parametrize("flag", ["-tp", "-dp"])
 def test_parallel_sizes_of_attention_are_refused_on_ffn(checkpoint: Path, flag: str) -> None:
-    with pytest.raises(UnsupportedError, match="FFN's ranks are counted by --afd-num-ffn-ranks"):
+    with pytest.raises(UnsupportedError, match=r"for Attention only: .* 2; leave out"):
         planned(checkpoint, Role.FFN, (*FLOAT32, flag, "2"))
     planned(checkpoint, Role.FFN, (*FLOAT32, flag, "1"))
 
@@ -244,8 +244,22 @@ def test_a_model_of_another_family_is_refused_with_those_that_exist(checkpoint: 
         (other / path.name).write_bytes(path.read_bytes())
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(UnsupportedError, match="LlamaForCausalLM has no AFD family; supported: Deepseek"):
+    with pytest.raises(UnsupportedError, match="LlamaForCausalLM are not supported yet; use one of Deepseek"):
         planned(other)
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("given", ["0", "-1", "65536", "99999", "x", "80.5", "9" * 30, ""])
+def test_a_port_of_the_api_server_that_is_none_is_refused(checkpoint: Path, role: Role, given: str) -> None:
+    with pytest.raises(ConfigError, match=r"^vLLM argument --port: .* is not a port \(1-65535\)$"):
+        planned(checkpoint, role, (*FLOAT32, f"--port={given}"))
+
+
+@pytest.mark.parametrize("flag", ["-tp", "-dp"])
+@pytest.mark.parametrize("size", ["0", "-1"])
+def test_a_parallel_size_that_is_none_is_refused(checkpoint: Path, flag: str, size: str) -> None:
+    with pytest.raises(ConfigError, match=rf"-parallel-size: {size} is not a size"):
+        planned(checkpoint, argv=(*FLOAT32, flag, size))
 
 
 def test_dummy_weights_need_no_weight_files(checkpoint: Path, tmp_path: Path) -> None:

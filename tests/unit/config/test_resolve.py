@@ -114,6 +114,8 @@ def test_the_argument_of_serve_sets_the_role_and_contradictions_are_named() -> N
         ({}, {}, {"host": "http://x:1"}, "json afd.host: 'http://x:1' is not a host name or IP address"),
         ({}, {}, {"host": "a b"}, "json afd.host: 'a b' is not"),
         ({"--afd-host": ""}, {}, {}, "flag --afd-host: '' is not a host"),
+        ({"--afd-host": "a..b"}, {}, {}, "flag --afd-host: 'a..b' is not a host"),
+        ({"--afd-host": "a" * 64}, {}, {}, f"flag --afd-host: '{'a' * 64}' is not a host"),
         ({}, {}, {"async": "maybe"}, "json afd.async: 'maybe' is not a yes or no"),
         ({}, {}, {"connector": "P2pNcclAFDConnector"}, "json afd.connector: 'P2pNcclAFDConnector' is not one of"),
         ({}, {}, {"transport": "shmm"}, "json afd.transport: 'shmm' is not one of auto, shm, collective, cam; did"),
@@ -222,8 +224,11 @@ def test_the_gate_key_of_the_connector_speaks_for_the_main_one_but_never_against
 
 
 def test_async_belongs_to_its_connector() -> None:
-    assert CAM_ASYNC in refusal(json={"async": True})
-    assert "async false (default)" in refusal(json={"connector": CAM_ASYNC})
+    assert "async true (json) contradicts" in refusal(json={"async": True})
+    assert f"use --afd-connector {CAMP2P}" in refusal(json={"connector": CAM_ASYNC, "async": False})
+    derived = resolve({}, {}, {"connector": CAM_ASYNC})
+    assert (derived.config.async_dp, derived.origins["async_dp"]) == (True, "json")
+    assert resolve({}, {}, to_json(derived.config)).config == derived.config
 
 
 def test_json_that_is_not_an_object_is_refused() -> None:

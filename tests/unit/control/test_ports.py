@@ -27,36 +27,71 @@ def test_a_port_without_an_owner_is_said_to_have_none_any_more() -> None:
     assert owner(free_port()) == "a process that is gone by now, or one in another container"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_who_may_not_see_the_owner_is_told_so() -> None:
-    # Loaded before it changes the user: the checkout may be closed to others.
-    code = (
-        "import encodings.idna, os, sys\n"
-        "from afd.control.ports import listen\n"
-        "os.setgid(65534); os.setuid(65534)\n"
-        "try: listen('127.0.0.1', int(sys.argv[1]), 'the agent port', 'choose another')\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
+# Listens, and lets nobody but root see its open files.
+HIDDEN = """
+import ctypes, socket, time
+PR_SET_DUMPABLE = 4
+assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+
+# Everything is loaded before the user changes: the checkout may be closed to others.
+AS_A_USER = """
+import encodings.idna, os, sys
+from afd.control.ports import listen
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+try: listen("127.0.0.1", int(sys.argv[1]), "the agent port", "choose another")
+except Exception as error: print(type(error).__name__, error)
+"""
+
+
+def as_a_user(port: int) -> str:
+    """What somebody who is not root hears about listening on ``port``."""
+    found = subprocess.run(
+        [sys.executable, "-c", AS_A_USER, str(port)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
     )
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        found = subprocess.run(
-            [sys.executable, "-c", code, port],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
+    return found.stdout.strip()
+
+
+def test_a_user_who_may_not_see_the_owner_is_told_so() -> None:
+    with subprocess.Popen([sys.executable, "-c", HIDDEN], stdout=subprocess.PIPE, text=True) as taken:
+        try:
+            assert taken.stdout is not None
+            port = int(taken.stdout.readline())
+            said = as_a_user(port)
+        finally:
+            taken.kill()
     expected = (
         f"the agent port needs 127.0.0.1:{port}, which is in use by a process that this user may not see"
     )
-    assert found.stdout.strip() == f"ConfigError {expected}; choose another"
+    assert said == f"ConfigError {expected}; choose another"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may use every port")
-def test_a_port_that_needs_privileges_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match=r"cannot listen on 127.0.0.1:1: Permission denied"):
-        listen("127.0.0.1", 1, "the agent port", "choose another")
+def test_a_port_for_root_is_refused_with_the_lowest_number_for_others() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    assert first > 1, "on this machine every port is for everybody"
+    expected = f"the agent port cannot listen on 127.0.0.1:{first - 1}: ports below {first} are for root"
+    assert as_a_user(first - 1) == f"ConfigError {expected}; choose {first} or more"
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999, 10**30])
+def test_a_number_that_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ConfigError, match=rf"^the agent port: {port} is not a port \(1-65535\); choose"):
+        listen("127.0.0.1", port, "the agent port", "choose another")
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "no such host", "192.0.2.1"])
+def test_a_host_that_is_not_here_is_refused_with_advice_about_the_host(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"^the agent port cannot listen on .*; give (an address|one, or)"):
+        listen(host, free_port(), "the agent port", "choose another")
 
 
 def test_a_port_is_free_again_as_soon_as_its_connections_are_cut() -> None:

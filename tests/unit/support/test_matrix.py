@@ -36,23 +36,27 @@ def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(runner: str, transp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"platform": "a3"}, "platform a3 is not supported: .*use the platform cpu"),
-        ({"platform": "a9"}, "platform a9 is not supported: the support matrix does not know it; use cpu"),
+        ({"platform": "a3"}, "platform a3 is not supported yet; use the platform cpu"),
+        ({"platform": "a9"}, "platform a9 is not supported: AFD does not know it; use cpu"),
         ({"connector": "CAMAsyncAFDConnector"}, "--afd-connector CAMP2pAFDConnector"),
         ({"transport": "collective"}, "--afd-transport shm"),
         ({"transport": "cam"}, "Ascend only"),
-        ({"runner": "v3"}, "use v2, v1"),
+        ({"runner": "v3"}, "use v2 or v1"),
         ({"family": "qwen3_moe"}, "DeepSeek"),
         ({"mode": "full_decode_only"}, "--enforce-eager"),
         ({"num_ubatches": 2}, "ubatches 2 .*--enable-dbo"),
         ({"quantisation": "fp8"}, "unquantised"),
         ({"dtype": "float16"}, "rescales float16 .*use --dtype bfloat16 or float32"),
-        ({"gate": "attention"}, "--no-afd-compute-gate-on-attention"),
+        ({"gate": "attention"}, "leave out --afd-compute-gate-on-attention"),
         ({"num_attention": 2}, "layout 2A1F"),
         ({"num_attention": 2, "num_ffn": 2}, "layout 2A2F"),
-        ({"tp": 2, "num_attention": 2}, "2A1F"),
+        ({"tp": 2, "num_attention": 2}, "layout 2A1F .*; besides, tp 2 .*use --tensor-parallel-size 1"),
+        ({"dtype": "float8"}, "use --dtype float32 or bfloat16"),
         ({"on_loss": "rejoin"}, "--afd-on-loss exit"),
-        ({"features": frozenset({"lora"})}, r"lora \(--enable-lora\) is not supported: .*; leave it out"),
+        (
+            {"features": frozenset({"lora"})},
+            r"lora \(--enable-lora\) is not supported: .*; leave out --enable-lora",
+        ),
     ],
 )
 def test_everything_else_is_refused_with_the_reason_and_the_remedy(
@@ -118,5 +122,10 @@ def test_the_page_gives_the_reason_of_every_refusal() -> None:
     page = render([])
     for dimension in DIMENSIONS:
         for value in dimension.values:
-            assert not value.reason or value.reason in page
-    assert all(feature.reason in page for feature in FEATURES.values())
+            assert not value.reason or f"| {value.reason} | {value.instead} |" in page
+    assert all(f"| {feature.reason} | {feature.advice} |" in page for feature in FEATURES.values())
+
+
+def test_whatever_is_refused_comes_with_advice() -> None:
+    for dimension in DIMENSIONS:
+        assert all(bool(value.reason) is bool(value.instead) for value in dimension.values), dimension.name
