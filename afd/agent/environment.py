@@ -35,6 +35,7 @@ def cpu_environment(base: Mapping[str, str], *, runner: str, threads: int, bind:
     VLLM_CPU_OMP_THREADS_BIND. V1 must not see the Triton backend that lets V2 run on CPU: it would use it.
     """
     environment = {**PLATFORM, "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bind, **base}
+    environment["PYTHONIOENCODING"] = "utf-8"  # what they say is read as that
     environment[RUNNER_VARIABLE] = "1" if runner == "v2" else "0"
     if runner == "v1":
         environment["TRITON_BACKENDS_IN_TREE"] = "1"

@@ -206,8 +206,14 @@ def _from_hub(model: str, revision: str | None, weights: bool, deadline_s: float
         )
         raise ConfigError(
             f"model {model!r}: not a local directory, and not available from the hub ({reason}); give a local "
-            "directory, or check the name, the network and HF_TOKEN"
+            f"directory, or check the name, the network and HF_TOKEN{_builtin_meant(model)}"
         ) from error
+
+
+def _builtin_meant(model: str) -> str:
+    from afd.testing.tiny import meant
+
+    return meant(model)
 
 
 def _within(deadline_s: float, what: str, call: Callable[[], str]) -> str:

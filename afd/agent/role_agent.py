@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -289,7 +290,7 @@ class RoleAgent:
         ending.cancel(), cut.cancel()
         control.abort.check()
         if hub.lost.is_set() or processes.inflight:
-            return "requests in flight were cut off: they took longer than a stop may take"
+            return "requests in flight were cut off: a stop may not take that long; --shutdown-timeout gives them more"
         if self._left.done():
             return f"FFN left before requests in flight were answered: {self._left.result()}"
         return ""

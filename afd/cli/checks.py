@@ -19,7 +19,7 @@ from pathlib import Path
 from afd.agent import cgroup, run_directory
 from afd.agent.cores import Cores, binding, plan_threads
 from afd.cache import cache_dir
-from afd.control.ports import owner
+from afd.control.ports import owner, privileged
 from afd.errors import ConfigError
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -27,9 +27,12 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 
 # Two roles of a tiny model with vLLM's processes ran within 8 GiB; below 2 GiB vLLM alone does not start.
 _MEMORY_OK, _MEMORY_MIN = 8 * GIB, 2 * GIB
-# vLLM's message queues and our rings. Docker's default of 64 MiB is the usual cause of a bus error.
-_SHM_OK, _SHM_MIN = 1 * GIB, 256 * MIB
-_FILES_OK, _FILES_MIN = 1024, 256
+# The rings take 4 x tokens of a step x hidden size x bytes: 32 MiB for DeepSeek-V2-Lite in bfloat16 with steps of 2048
+# tokens, 2 MiB for the built-in models. vLLM's queues touch half a MiB. Both roles ran within 4 MiB, and a role that
+# needs more than there is says how much before it takes any.
+_SHM_OK, _SHM_MIN = 40 * MIB, 4 * MIB
+# A process of the smoke run holds up to 160 files; it ran with a limit of 256 and not with 128. Each request needs one.
+_FILES_OK, _FILES_MIN = 1024, 192
 _TASKS_OK, _TASKS_MIN = 1024, 256
 
 
@@ -98,7 +101,7 @@ def shared_memory(path: str = "/dev/shm") -> Finding:
     if not os.access(path, os.W_OK | os.X_OK):
         return Finding("shm", FAIL, f"{path}: not writable for uid {os.geteuid()}", f"run: chmod 1777 {path}")
     remedy = "give the container more (docker run --shm-size 1g; in a pod an emptyDir with medium: Memory)"
-    if size >= _SHM_OK:
+    if size > _SHM_OK:
         remedy = f"remove files that nobody uses from {path}"
     return judged("shm", told, free, _SHM_OK, _SHM_MIN, remedy)
 
@@ -181,8 +184,8 @@ def _port(identity: str, host: str, port: int) -> Finding:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        return Finding(identity, WARN, f"{host} does not resolve here: {error.strerror}", "check the name")
+    except (OSError, UnicodeError) as error:
+        return Finding(identity, WARN, f"{host} does not resolve here: {error}", "check the name")
     with socket.socket(family, kind, protocol) as probe:
         # As the listeners of AFD and vLLM do, so that connections that are about to end do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -198,6 +201,8 @@ def _port(identity: str, host: str, port: int) -> Finding:
                 return Finding(
                     identity, SKIP, f"{host} is an address of another host; the rendezvous is there"
                 )
+            if error.errno == errno.EACCES:
+                return Finding(identity, FAIL, f"{where}: {error.strerror}", privileged(port))
             return Finding(identity, FAIL, f"{where}: {error.strerror}", "choose another port")
     return Finding(identity, OK, f"{where} is free")
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from afd.cli.options import afd_options, resolve
+from afd.cli.options import CommandGroup, afd_options, resolve
 from afd.config import AFDConfig, Resolved, options, to_json, value_of
 from afd.support import Combination, problem
 from afd.topology import Rank, Role, Topology
 
 
-@click.group("config")
+@click.group("config", cls=CommandGroup)
 def command() -> None:
     """Show settings, where they come from, and the topology."""
 
 
-@command.command("show")
+@command.command("show", short_help="Print every setting, and where its value came from.")
 @click.option(
     "--additional-config", metavar="JSON", help='vLLM\'s flag of this name; AFD reads the key "afd" in it.'
 )

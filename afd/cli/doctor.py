@@ -11,7 +11,7 @@ import click
 from afd import pins
 from afd.cli import checks, packages
 from afd.cli.checks import FAIL, OK, WARN, Finding
-from afd.cli.options import afd_options, resolve
+from afd.cli.options import afd_options, port, resolve
 from afd.cli.version import afd_version
 from afd.config import AFDConfig
 from afd.errors import ConfigError, RoleFailedError
@@ -24,10 +24,15 @@ AGENT_PORT, API_PORT = 9300, 8000
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option(
-    "--agent-port", type=click.IntRange(1, 65535), default=AGENT_PORT, show_default=True, help="To check."
+    "--agent-port",
+    metavar="PORT",
+    type=port,
+    default=AGENT_PORT,
+    show_default=True,
+    help="Agent port to check.",
 )
 @click.option(
-    "--api-port", type=click.IntRange(1, 65535), default=API_PORT, show_default=True, help="To check."
+    "--api-port", metavar="PORT", type=port, default=API_PORT, show_default=True, help="API port to check."
 )
 @afd_options()
 @click.pass_context

@@ -19,6 +19,8 @@ from typing import TextIO
 
 import click
 
+from afd.cli.options import CommandGroup
+from afd.cli.plain import spell
 from afd.cli.version import afd_version
 from afd.config.kinds import nearest
 from afd.errors import AFDError, ConfigError, RoleFailedError
@@ -45,7 +47,7 @@ SUBCOMMANDS = {
 }
 
 
-class _Lazy(click.Group):
+class _Lazy(CommandGroup):
     """A group that lists its subcommands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -77,9 +79,16 @@ class _Lazy(click.Group):
             formatter.write_dl([(name, entry.summary) for name, entry in SUBCOMMANDS.items()])
 
 
-_EPILOG = """
-Exit codes: 0 stopped after a drain; 64 usage or configuration; 65 the roles were configured differently; 69 a
-peer did not come in time; 70 a peer was lost; 71 this role failed.
+# The mark keeps click from filling the lines.
+_EPILOG = """\b
+Exit codes:
+    0  done, or stopped after everything in flight was answered
+   64  usage or configuration
+   65  the roles were configured differently
+   69  a peer did not come in time
+   70  a peer was lost
+   71  this role failed; smoke found a difference; a check of doctor failed
+  130  interrupted before there was anything to stop
 """
 
 
@@ -91,6 +100,7 @@ def afd() -> None:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run ``afd`` with ``argv`` (default: of this process) and return its exit code. Never raises."""
+    spell()
     try:
         result = afd.main(args=None if argv is None else list(argv), prog_name="afd", standalone_mode=False)
         sys.stdout.flush()

@@ -4,18 +4,43 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from afd import config
-from afd.config import Option, Resolved
+from afd.config import Option, Resolved, kinds
 from afd.errors import ConfigError
 from afd.topology import Role
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FLAGS = "afd.flags"
+
+
+class CommandGroup(click.Group):
+    """A group that, without a command, shows its help before it says that one is missing."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:
+            click.echo(f"{ctx.get_help()}\n", err=True)
+            raise click.UsageError("a command is missing", ctx)
+        return super().parse_args(ctx, args)
+
+
+def port(text: str) -> int:
+    """The type of a click option that is a port, read as AFD's settings read theirs."""
+    try:
+        number: int = kinds.PORT.read(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return number
+
+
+def port_or_any(text: str) -> int:
+    """The same, where 0 stands for any free port."""
+    return 0 if str(text) == "0" else port(text)
 
 
 def afd_options(*, without: tuple[str, ...] = ()) -> Callable[[_F], _F]:
@@ -90,7 +115,9 @@ def _flag(option: Option) -> Callable[[_F], _F]:
     parameter = "afd__" + option.path.replace(".", "__")
     if option.no_flag:
         return click.option(f"{option.flag}/{option.no_flag}", parameter, is_flag=True, **common)
-    metavar = "[" + "|".join(option.choices) + "]" if option.choices else option.type.split(",")[0].upper()
+    metavar = (
+        "[" + "|".join(option.choices) + "]" if option.choices else re.split(r"[, ]", option.type)[0].upper()
+    )
     return click.option(option.flag, parameter, type=str, metavar=metavar, **common)
 
 

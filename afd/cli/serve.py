@@ -17,14 +17,15 @@ from afd.agent.environment import RUNNER_VARIABLE
 from afd.agent.output import Output, OutputHandler
 from afd.agent.plan import RolePlan, plan_role
 from afd.agent.role_agent import RoleAgent
-from afd.cli.options import afd_options, refuse_unknown, resolve
+from afd.cli.options import afd_options, port_or_any, refuse_unknown, resolve
 from afd.errors import ConfigError
 from afd.observe.server import PORT
 from afd.topology import Role
 
 _EPILOG = """
-Everything else goes to vLLM as it is (see --help=vllm), for example --dtype, --max-model-len, --port. AFD adds what
-two roles on one host need: a KV cache of 256 MiB per rank, one API server, threads and cores, mode NONE.
+Everything else goes to vLLM as it is, for example --dtype, --max-model-len, --port; --help=vllm lists it. AFD adds
+what two roles on one host need, unless it is given: a KV cache of 256 MiB per rank, one API server, five seconds for
+requests in flight at a stop (--shutdown-timeout), threads and cores. Nothing is compiled and there are no graphs.
 """
 
 
@@ -54,13 +55,16 @@ class _Serve(click.Command):
 @click.argument("role", type=click.Choice([str(role) for role in Role]))
 @click.argument("model")
 @click.argument("vllm_args", nargs=-1, type=click.UNPROCESSED, metavar="[VLLM ARGUMENTS]...")
-@click.option("--agent-host", default="0.0.0.0", show_default=True, help="Address of the agent port.")
+@click.option(
+    "--agent-host", metavar="HOST", default="0.0.0.0", show_default=True, help="Address of the agent port."
+)
 @click.option(
     "--agent-port",
     default=PORT,
     show_default=True,
-    type=click.IntRange(0, 65535),
-    help="Port for /livez, /readyz, /status and /metrics.",
+    metavar="PORT",
+    type=port_or_any,
+    help="Port for /livez, /readyz, /status and /metrics; 0 is any free one, which the log names.",
 )
 @click.option(
     "--afd-runner",
@@ -78,7 +82,13 @@ def command(
     agent_port: int,
     afd_runner: str | None,
 ) -> int:
-    """Run one role of MODEL: a local path, an id on the hub, or builtin:tiny-deepseek-v2.
+    """Run one role of MODEL, attention or ffn.
+
+    \b
+    MODEL is one of
+      a local directory with config.json and safetensors files
+      the id of a model on the Hugging Face hub
+      builtin:tiny-deepseek-v2, builtin:tiny-deepseek-v3 (random weights)
 
     The two roles may start in either order, minutes apart.
     """
@@ -146,5 +156,9 @@ def vllm_help(topic: str) -> int:
         "import sys\n"
         "make_arg_parser(FlexibleArgumentParser(prog='afd serve attention MODEL')).parse_args(sys.argv[1:])\n"
     )
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    environment = {
+        **os.environ,
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "PYTHONIOENCODING": f"{sys.stdout.encoding}:backslashreplace",
+    }
     return subprocess.run([sys.executable, "-c", program, flag], env=environment, check=False).returncode

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,33 +15,52 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from afd import support
 from afd.agent.model_files import inspect, resolve
 from afd.agent.run_directory import RunDirectory
 from afd.config import AFDConfig
-from afd.errors import AFDError
+from afd.errors import AFDError, ConfigError
 from afd.families import family_of
 from afd.support import Combination
 from afd.testing.interrupts import Interrupts
 from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS
 from afd.testing.smoke import Outcome, Smoke
-from afd.testing.stack import Layout
+from afd.testing.stack import Layout, ignored_variables
 from afd.topology import Topology
 
 _API_PORT = 8000
+_WIDE = 1000
+"""Columns where there is no terminal: whoever reads a file wants whole lines."""
 
 
 @click.command("smoke", context_settings={"show_default": True})
 @click.option("--model", default="builtin:tiny-deepseek-v2", help="Path, hub id or builtin model.")
-@click.option("--attention", "num_attention", default=1, type=click.IntRange(1), help="Attention ranks.")
-@click.option("--ffn", "num_ffn", default=1, type=click.IntRange(1), help="FFN ranks.")
+@click.option(
+    "--attention", "num_attention", default=1, type=click.IntRange(1), metavar="N", help="Attention ranks."
+)
+@click.option("--ffn", "num_ffn", default=1, type=click.IntRange(1), metavar="N", help="FFN ranks.")
 @click.option("--runner", default="v2", type=click.Choice(["v1", "v2"]), help="vLLM's model runner.")
-@click.option("--transport", default=AFDConfig().transport, type=click.Choice(["auto", "shm"]))
-@click.option("--dtype", default="float32", type=click.Choice(["float32", "bfloat16"]))
+@click.option(
+    "--transport",
+    default=AFDConfig().transport,
+    type=click.Choice(["auto", "shm"]),
+    help="What moves tensors between the roles.",
+)
+@click.option(
+    "--dtype",
+    default="float32",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Number format of the model.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @click.option("--keep", is_flag=True, help="Leave the group up afterwards, until Ctrl-C.")
-@click.option("--record", type=click.Path(file_okay=False, path_type=Path), help="Write a record here.")
+@click.option(
+    "--record",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a record of the run into this directory.",
+)
 def command(
     model: str,
     num_attention: int,
@@ -55,6 +76,9 @@ def command(
 
     Answers agree when their tokens are equal, or differ first where native's two likeliest tokens are closer than
     1e-4; log-probabilities must agree within 1e-4. Exit code 0 when all agree, 71 when not.
+
+    A run decides its settings and threads itself: of the variables AFD_..., OMP_NUM_THREADS,
+    VLLM_CPU_OMP_THREADS_BIND, VLLM_PLUGINS and VLLM_USE_V2_MODEL_RUNNER only AFD_CACHE_DIR counts.
     """
     layout = Layout(
         model=model,
@@ -66,21 +90,30 @@ def command(
         ),
         afd_args=("--afd-transport", transport),
     )
+    if record is not None:
+        _check_writable(record)
     console = Console(stderr=as_json, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    ignored = [name for name in ignored_variables() if os.environ[name]]
+    if ignored:
+        _say(console, f"ignored, because a smoke run decides it itself: {', '.join(ignored)}")
     started = time.monotonic()
     with Interrupts() as interrupts:
         _check(layout, transport, dtype)
-        outcome = _smoke(layout, console, interrupts, keep)
+        outcome, stayed = _smoke(layout, console, interrupts, keep)
         if as_json:
             click.echo(json.dumps(_as_data(layout, outcome), indent=2))
-        else:
+        elif not stayed:
             console.print(_table(layout, outcome))
-            for problem in _problems(outcome):
-                console.print(f"[red]problem:[/red] {problem}")
+        elif outcome.passed:
+            _say(console, "stopped: both roles ended with code 0 and left nothing behind")
+        for problem in _problems(outcome):
+            _say(console, "problem: ", problem, style="red")
         if record is not None:
             from afd.testing.smoke_record import write_record
 
-            console.print(f"record: {write_record(layout, outcome, started, record)}", markup=False)
+            _say(console, f"record: {write_record(layout, outcome, started, record)}")
     return 0 if outcome.passed else 71
 
 
@@ -100,8 +133,8 @@ def _check(layout: Layout, transport: str, dtype: str) -> None:
     )
 
 
-def _smoke(layout: Layout, console: Console, interrupts: Interrupts, keep: bool) -> Outcome:
-    """One run. Its logs are kept when it fails."""
+def _smoke(layout: Layout, console: Console, interrupts: Interrupts, keep: bool) -> tuple[Outcome, bool]:
+    """One run, and whether its group was kept up. Its logs are kept when it fails."""
     logs = RunDirectory.for_logs()
     keep_logs = False
     api_port = _api_port() if keep else 0
@@ -111,18 +144,19 @@ def _smoke(layout: Layout, console: Console, interrupts: Interrupts, keep: bool)
                 asyncio.run(_run(smoke))
             except AFDError:
                 keep_logs = True
-                console.print(smoke.words(), markup=False)
-                console.print(f"logs: {logs.path}", markup=False)
+                _say(console, smoke.words())
                 raise
-            if keep and smoke.outcome.passed:
+            stayed = keep and smoke.outcome.passed
+            if stayed:
+                console.print(_table(layout, smoke.outcome))
                 _stay(smoke, console)
             smoke.stop()
             keep_logs = not smoke.outcome.passed
-        return smoke.outcome
+        return smoke.outcome, stayed
     finally:
         if keep_logs:
             logs.keep()
-            console.print(f"logs are kept in {logs.path}", markup=False)
+            _say(console, f"logs are kept in {logs.path}")
         else:
             logs.close()
 
@@ -132,27 +166,46 @@ async def _run(smoke: Smoke) -> None:
     await smoke.compare()
 
 
+def _say(console: Console, *parts: str, style: str = "") -> None:
+    """Print lines as they are: their words are no markup, and are not filled into the width. The first part may have a
+    style.
+    """
+    console.print(Text(parts[0], style).append("".join(parts[1:]), "default"), soft_wrap=True)
+
+
 def _teller(console: Console) -> Any:
     begin = time.monotonic()
 
     def say(text: str) -> None:
-        console.print(f"[dim]{time.monotonic() - begin:5.1f} s[/dim]  {text}")
+        _say(console, f"{time.monotonic() - begin:5.1f} s", f"  {text}", style="dim")
 
     return say
+
+
+def _check_writable(directory: Path) -> None:
+    """Before the run, and not when it is over."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--record {directory}: cannot be written: {error.strerror}; give another directory"
+        ) from None
 
 
 def _stay(smoke: Smoke, console: Console) -> None:
     url = smoke.group.attention.api_url
     console.print(f"\nAFD serves [bold]{url}[/bold]. Its agents tell how it is:")
     for role in smoke.group.roles.values():
-        console.print(f"  {role.role}: {role.agent_url}/status, log {role.log}", markup=False, soft_wrap=True)
+        _say(console, f"  {role.role}: {role.agent_url}/status, log {role.log}")
     console.print("Try:\n")
     # One line, however narrow the terminal: it is there to be copied.
     body = json.dumps({"model": smoke.served, "prompt": "Attention keeps", "max_tokens": 16})
     click.echo(
         f"  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'\n", err=console.stderr
     )
-    console.print("Ctrl-C ends it.")
+    console.print("Ctrl-C ends it, and removes the logs unless something went wrong.")
     try:
         while all(role.exit_code is None for role in smoke.group.roles.values()):
             time.sleep(0.2)

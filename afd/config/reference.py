@@ -23,6 +23,8 @@ where each value came from.
   `--additional-config '{{"afd": {{"port": 9400, "timeouts": {{"step_s": 30}}}}}}'`. A dot in a key is one level of
   nesting. Unknown keys are errors that name the nearest known one.
 
+`afd smoke` (`make smoke`, `make serve`) decides all settings itself: it ignores these variables and says so.
+
 The rank inside a role is derived from vLLM's parallel sizes, never configured. Which combinations of settings are
 supported is in [support-matrix.md](support-matrix.md).
 

@@ -51,12 +51,17 @@ class Layout:
     served: str = "afd"
 
 
-def base_environment() -> dict[str, str]:
-    """This process's environment without settings of AFD or of threads: a run decides them itself."""
+def ignored_variables() -> list[str]:
+    """Variables of this process that a run does not pass on: settings of AFD or of threads, which it decides itself."""
     drop = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("AFD_") and k not in drop}
-    if "AFD_CACHE_DIR" in os.environ:
-        kept["AFD_CACHE_DIR"] = os.environ["AFD_CACHE_DIR"]
+    ours = [name for name in os.environ if name.startswith("AFD_") and name != "AFD_CACHE_DIR"]
+    return sorted([*ours, *(name for name in drop if name in os.environ)])
+
+
+def base_environment() -> dict[str, str]:
+    """This process's environment without what :func:`ignored_variables` names."""
+    ignored = set(ignored_variables())
+    kept = {name: value for name, value in os.environ.items() if name not in ignored}
     return {**kept, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": kept.get("HF_HUB_OFFLINE", "1")}
 
 
@@ -157,7 +162,7 @@ class RoleProcess:
 
     def text(self) -> str:
         """Everything the role said."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def error(self) -> str:
         """The line with which the role ended, "" when there is none."""

@@ -64,9 +64,24 @@ def test_every_test_is_named_by_a_sentence() -> None:
     clean(text.short_test_names(TESTS))
 
 
+def test_no_test_is_skipped() -> None:
+    clean(text.skipped_tests(TESTS))
+
+
 @pytest.mark.parametrize(
     ("rule", "path", "content"),
     [
+        (text.skipped_tests, "tests/unit/test_a.py", "pytest.sk" + "ip('not here')"),
+        (
+            text.skipped_tests,
+            "tests/unit/test_a.py",
+            "@pytest.mark.sk" + "ipif(True, reason='')\ndef f(): ...",
+        ),
+        (
+            text.skipped_tests,
+            "tests/unit/test_a.py",
+            "from pytest import importorsk" + "ip\nimportorsk" + "ip('x')",
+        ),
         (text.without_license, "afd/a.py", '"""A module."""\n'),
         (text.without_license, "afd/a.c", "\n\n\n/* " + text.SPDX + " */\n"),
         (text.too_long, "docs/a.md", "a\n" * (text.MAX_LINES + 1)),
@@ -100,6 +115,7 @@ def test_a_file_that_breaks_a_rule_is_found(
         (text.ascend_names, "afd/ffn/ascend.py", "import torch_npu"),
         (text.ascend_names, "afd/control/a.py", "versions = {'vllm_ascend': pins.load().ascend_commit}"),
         (text.short_test_names, "tests/unit/test_a.py", "def test_three_whole_words(): ..."),
+        (text.skipped_tests, "tests/unit/test_a.py", "Counts(skipped=0)  # a word about sk" + "ip"),
     ],
 )
 def test_a_file_that_keeps_a_rule_is_not_reported(

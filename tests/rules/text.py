@@ -122,6 +122,20 @@ def ascend_names(sources: Iterable[Source]) -> list[str]:
     return _matches(others, _ASCEND, "belongs in a leaf")
 
 
+def skipped_tests(sources: Iterable[Source]) -> list[str]:
+    """Tests that pass over what they cannot do here: nobody would notice that they never run. Those that need something
+    special fail without it, and have a mark by which a person leaves them out.
+    """
+    return [
+        f"{source.path}:{node.lineno}: {name} hides that a test does not run"
+        for source in sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, (ast.Attribute, ast.Name))
+        and (name := node.attr if isinstance(node, ast.Attribute) else node.id)
+        in ("skip", "skipif", "importorskip", "skipTest", "SkipTest", "xfail")
+    ]
+
+
 def short_test_names(sources: Iterable[Source]) -> list[str]:
     """Tests whose name is not a sentence, taken to be three words or more after "test"."""
     return [

@@ -14,6 +14,6 @@ never to
 """
 
 from afd.testing.tiny.model import BUILTINS, TinyModel, config_json, tensors
-from afd.testing.tiny.store import PREFIX, build, resolve_builtin
+from afd.testing.tiny.store import PREFIX, build, meant, resolve_builtin
 
-__all__ = ["BUILTINS", "PREFIX", "TinyModel", "build", "config_json", "resolve_builtin", "tensors"]
+__all__ = ["BUILTINS", "PREFIX", "TinyModel", "build", "config_json", "meant", "resolve_builtin", "tensors"]

@@ -11,35 +11,54 @@ import shutil
 import tempfile
 import time
 from dataclasses import asdict, replace
-from errno import EDQUOT, EEXIST, ENOSPC, ENOTEMPTY
+from errno import (
+    EACCES,
+    EDQUOT,
+    EEXIST,
+    ELOOP,
+    ENAMETOOLONG,
+    ENOENT,
+    ENOSPC,
+    ENOTDIR,
+    ENOTEMPTY,
+    EPERM,
+    EROFS,
+)
 from pathlib import Path
 from typing import Any
 
 from afd.cache import cache_dir
 from afd.config.kinds import nearest
-from afd.errors import ConfigError, ResourceError
+from afd.errors import AFDError, ConfigError, ResourceError
 from afd.testing.tiny import tokens, weights
 from afd.testing.tiny.model import BUILTINS, DTYPES, TinyModel, config_json, tensors
 
 PREFIX = "builtin:"
 _MANIFEST = "afd_model.json"
+_NOT_WRITABLE = (EACCES, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, EPERM, EROFS)
 
 
 def resolve_builtin(name: str) -> Path:
     """The directory of the checkpoint "builtin:<name>", built on first use and kept in the cache directory.
 
     Safe when several processes ask at once: each builds in private, the first to finish publishes, and a
-    directory that can be seen is complete. Raises :class:`ConfigError` for an unknown name and
-    :class:`ResourceError` when the cache cannot be written.
+    directory that can be seen is complete. Raises :class:`ConfigError` for an unknown name and for a cache directory
+    that cannot be written, :class:`ResourceError` when the disk is full.
     """
     short = name.removeprefix(PREFIX)
     if short not in BUILTINS:
-        raise ConfigError(f"there is no built-in model {name!r}{nearest(short, tuple(BUILTINS))}")
+        known = " and ".join(PREFIX + builtin for builtin in BUILTINS)
+        raise ConfigError(f"there is no built-in model {name!r}{meant(short) or f'; there are {known}'}")
     model = BUILTINS[short]
     target = cache_dir() / "models" / f"{short}-{_recipe(model)}"
     if not _complete(target):
         build(model, target)
     return target
+
+
+def meant(name: str) -> str:
+    """A hint such as ``; did you mean 'builtin:tiny-deepseek-v2'?``, or the empty string when no built-in is close."""
+    return nearest(name, tuple(BUILTINS)).replace("'", f"'{PREFIX}", 1)
 
 
 def build(model: TinyModel | str, path: Path | str, seed: int | None = None) -> Path:
@@ -51,7 +70,7 @@ def build(model: TinyModel | str, path: Path | str, seed: int | None = None) -> 
     """
     if isinstance(model, str):
         if model not in BUILTINS:
-            raise ConfigError(f"there is no built-in model {model!r}{nearest(model, tuple(BUILTINS))}")
+            raise ConfigError(f"there is no built-in model {model!r}{meant(model)}")
         model = BUILTINS[model]
     model = model if seed is None else replace(model, seed=seed)
     model.validate()
@@ -139,12 +158,14 @@ def _sweep(parent: Path) -> None:
             continue
 
 
-def _explain(error: OSError, model: TinyModel, parent: Path) -> ResourceError:
+def _explain(error: OSError, model: TinyModel, parent: Path) -> AFDError:
+    """A directory that can never be written was chosen wrongly; a full or broken disk is a matter of the machine."""
     needed = sum(math.prod(shape) for _, shape in tensors(model)) * DTYPES[model.dtype][1]
     what = error.strerror or str(error)
     if error.errno in (ENOSPC, EDQUOT):
         what = f"the disk is full ({needed / 2**20:.0f} MiB are needed)"
-    return ResourceError(
+    kind = ConfigError if error.errno in _NOT_WRITABLE else ResourceError
+    return kind(
         f"cannot write a checkpoint under {parent}: {what}; set AFD_CACHE_DIR to a directory with space that uid "
         f"{os.geteuid()} can write"
     )

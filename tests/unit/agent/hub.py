@@ -60,7 +60,12 @@ def hub(name: str, directory: Path, token: str = "") -> Iterator[Hub]:
                 self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode())
             elif self.path.startswith(f"/api/models/{name}/tree/"):
                 tree = [
-                    {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _digest(path)[:40]}
+                    {
+                        "type": "file",
+                        "path": path.name,
+                        "size": path.stat().st_size,
+                        "oid": _digest(path)[:40],
+                    }
                     for path in sorted(directory.iterdir())
                 ]
                 self._send(200, json.dumps(tree).encode())

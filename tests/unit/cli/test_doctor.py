@@ -120,6 +120,10 @@ def test_a_distribution_that_is_not_installed_fails_and_says_how_to_get_it() -> 
 
 def test_the_size_of_shared_memory_is_judged(tmp_path: Path) -> None:
     assert checks.shared_memory(str(tmp_path)).status in (OK, WARN, FAIL)
+    assert [
+        checks.judged("shm", "", mib * checks.MIB, checks._SHM_OK, checks._SHM_MIN, "more").status
+        for mib in (64, 16, 1)
+    ] == [OK, WARN, FAIL]
     absent = checks.shared_memory(str(tmp_path / "absent"))
     assert absent.status == FAIL and "mount a tmpfs" in absent.remedy
 
@@ -166,12 +170,13 @@ def test_a_tmpdir_that_cannot_be_used_is_a_warning_that_names_what_is_used(
     assert f"{tmp_path / 'absent'}" in found.found and f"{tempfile.gettempdir()} is used" in found.found
 
 
-def test_a_low_limit_on_open_files_is_seen() -> None:
+@pytest.mark.parametrize(("limit", "status"), [(1024, OK), (512, WARN), (128, FAIL)])
+def test_a_low_limit_on_open_files_is_seen(limit: int, status: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     try:
-        assert checks.open_files().status == WARN
-        assert checks.open_files().remedy.startswith("run: ulimit -n")
+        found = checks.open_files()
+        assert (found.status, found.remedy[:14]) == (status, "" if status == OK else "run: ulimit -n")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from afd.cli import main
 from afd.cli.version import afd_version
+from afd.errors import AFDError
 
 ROOT = Path(__file__).parents[3]
 
@@ -93,7 +96,11 @@ def test_the_version_is_that_of_the_file() -> None:
         (("config", "show", "--additional-config", "[]"), "flag --additional-config: not a JSON object"),
         (("config", "show", "--additional-config", '{"afd": 3}'), "json afd: 3 is not a JSON object"),
         (("config", "show", "--additional-config", '{"afd": {"prot": 1}}'), "did you mean 'port'?"),
-        (("doctor", "--agent-port", "0"), "Invalid value for '--agent-port'"),
+        (("doctor", "--agent-port", "0"), "Invalid value for '--agent-port': 0 is not a port (1-65535)"),
+        (("doctor", "--api-port", "99999"), "Invalid value for '--api-port': 99999 is not a port (1-65535)"),
+        (("serve", "ffn", "M", "--agent-port", "99999"), "'--agent-port': 99999 is not a port (1-65535)"),
+        (("serve", "ffn", "M", "--agent-port", "-1"), "'--agent-port': -1 is not a port (1-65535)"),
+        (("smoke", "--model", "builtin:tiny-deepsek-v2"), "did you mean 'builtin:tiny-deepseek-v2'?"),
     ],
 )
 def test_a_wrong_command_line_is_one_readable_line_and_exit_code_64(
@@ -123,9 +130,73 @@ def test_a_command_that_is_not_built_in_is_a_clear_error(monkeypatch: pytest.Mon
     assert main.run(["plan"]) == 64
 
 
-def test_the_group_without_a_command_shows_its_help() -> None:
-    run = afd("config")
-    assert "show" in run.stdout + run.stderr
+@pytest.mark.parametrize("arguments", [(), ("config",)], ids=str)
+def test_without_a_command_there_is_the_whole_help_and_then_the_error(arguments: tuple[str, ...]) -> None:
+    run = afd(*arguments)
+    assert (run.returncode, run.stdout) == (64, "")
+    *text, blank, last = run.stderr.splitlines()[:-1]
+    assert text == afd(*arguments, "--help").stdout.splitlines()
+    see = " ".join(["afd", *arguments, "--help"])
+    assert (blank, last) == ("", f"afd: error: a command is missing (see: {see})")
+
+
+def test_help_says_every_exit_code_that_there_is() -> None:
+    codes = {0, main._INTERRUPTED, *(error.exit_code for error in _all(AFDError))}
+    lines = afd("--help").stdout.partition("Exit codes:")[2].splitlines()
+    assert {int(line.split()[0]) for line in lines if line.strip()} == codes
+
+
+def _all(cls: type[AFDError]) -> Iterator[type[AFDError]]:
+    yield cls
+    for below in cls.__subclasses__():
+        yield from _all(below)
+
+
+@pytest.mark.parametrize(
+    "command", [(), *((name,) for name in main.SUBCOMMANDS), ("config", "show")], ids=str
+)
+def test_help_fits_a_terminal_and_points_at_nothing_that_is_not_there(command: tuple[str, ...]) -> None:
+    text = afd(*command, "--help").stdout
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert not re.search(r"see below|mode NONE|INTEGER RANGE|To check\.", text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("doctor",),
+        ("config", "show"),
+        ("serve", "--help"),
+        ("serve", "ffn", "/nowhere/…×"),
+        ("serve", "ffn", "M", "--data-parallel-size", "×"),
+        ("d\udcffctor",),
+    ],
+    ids=lambda arguments: ascii(" ".join(arguments)).strip("'"),
+)
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-15"])
+def test_every_stream_can_take_what_is_said(arguments: tuple[str, ...], encoding: str) -> None:
+    argv = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
+    run = subprocess.run(
+        [sys.executable, "-m", "afd.cli.main", *argv],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"},
+        capture_output=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert run.returncode in (0, 64, 71), run
+    assert b"Traceback" not in run.stderr and b"Unicode" not in run.stderr
+    # click takes a stream that knows ASCII only for a mistake, and writes UTF-8.
+    reads = "utf-8" if encoding == "ascii" else encoding
+    assert (run.stdout + run.stderr).decode(reads)
+
+
+def test_a_letter_that_the_encoding_lacks_is_spelt() -> None:
+    code = "from afd.cli.plain import spell; spell(); print('2 × 3 …', '\\u6771', '\\udcff')"
+    environment = {"PYTHONIOENCODING": "ascii"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, cwd=ROOT
+    )
+    assert run.stdout == b"2 x 3 ... \\u6771 \\udcff\n", run
 
 
 def test_every_subcommand_that_exists_is_a_click_command() -> None:

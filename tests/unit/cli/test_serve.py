@@ -117,7 +117,7 @@ def test_the_runner_of_the_flag_wins_over_the_one_of_the_environment(
         (("ffn", "CHECKPOINT", "another"), "unexpected argument 'another': the model is given once"),
         (("ffn", "CHECKPOINT", "--afd-prot", "1"), "flag --afd-prot: there is no such flag"),
         (("ffn", "CHECKPOINT", "--afd-role", "ffn"), "flag --afd-role: there is no such flag"),
-        (("ffn", "CHECKPOINT", "--agent-port", "x"), "'x' is not a valid integer"),
+        (("ffn", "CHECKPOINT", "--agent-port", "x"), "'x' is not a port (1-65535)"),
         (("ffn", "CHECKPOINT", "--additional-config", "{"), "--additional-config: not JSON"),
         (("ffn", "CHECKPOINT", "--dtype", "half"), "dtype float16 is not supported"),
         (("ffn", "CHECKPOINT", "--speculative-config.method", "ngram"), "speculative"),

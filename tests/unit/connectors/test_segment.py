@@ -5,30 +5,15 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import stat
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from afd.connectors.shm.segment import Segment, check_room, segment_name, sweep
 from afd.errors import ResourceError
-
-
-@pytest.fixture
-def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB, as /dev/shm is in some containers."""
-    directory = tmp_path / "shm"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", directory], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("may not mount a tmpfs here")
-    yield directory
-    gc.collect()
-    subprocess.run(["umount", "-l", directory], check=True)
+from tests.unit.small_disk import on_small_disk
 
 
 def test_both_sides_see_the_same_bytes(tmp_path: Path) -> None:
@@ -70,21 +55,43 @@ def test_dropping_a_segment_gives_memory_and_descriptor_back(tmp_path: Path) -> 
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-def test_a_full_file_system_is_an_error_with_numbers_and_advice(tiny_tmpfs: Path) -> None:
-    with pytest.raises(
-        ResourceError, match=r"A0 needs 3 MiB in .*, [01] MiB are free; .*--shm-size"
-    ) as caught:
-        Segment.create(tiny_tmpfs / "s", 3 * 2**20 - 5, "A0")
-    assert caught.value.exit_code == 71
-    assert not list(tiny_tmpfs.iterdir())
+@pytest.mark.small_disk
+def test_a_full_file_system_is_an_error_with_numbers_and_advice(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from afd.connectors.shm.segment import Segment
+from afd.errors import ResourceError
+from tests.unit.small_disk import on_small_disk
+directory = Path(sys.argv[1])
+try:
+    Segment.create(directory / "s", 3 * 2**20 - 5, "A0")
+except ResourceError as error:
+    print(error.exit_code, list(directory.iterdir()), error)
+"""
+    run = on_small_disk(code, tmp_path)
+    assert re.match(r"71 \[\] .*A0 needs 3 MiB in .*, [01] MiB are free; .*--shm-size", run.stdout), run
 
 
-def test_room_that_two_segments_share_is_not_promised_twice(tiny_tmpfs: Path) -> None:
-    check_room(600_000, "both", tiny_tmpfs)
-    first = Segment.create(tiny_tmpfs / "1", 600_000, "the first")
-    with pytest.raises(ResourceError, match="the second"):
-        Segment.create(tiny_tmpfs / "2", 600_000, "the second")
+@pytest.mark.small_disk
+def test_room_that_two_segments_share_is_not_promised_twice(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from afd.connectors.shm.segment import Segment, check_room
+from afd.errors import ResourceError
+from tests.unit.small_disk import on_small_disk
+directory = Path(sys.argv[1])
+check_room(600_000, "both", directory)
+first = Segment.create(directory / "1", 600_000, "the first")
+try:
+    Segment.create(directory / "2", 600_000, "the second")
+except ResourceError as error:
     first.bytes[599_999] = 1  # reserved: this is no SIGBUS
+    print(error)
+"""
+    run = on_small_disk(code, tmp_path)
+    assert run.returncode == 0 and "the second" in run.stdout, run
 
 
 def test_room_is_checked_before_anything_is_created(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -18,9 +17,10 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from afd.errors import ConfigError, ResourceError
+from afd.errors import ConfigError
 from afd.testing import tiny
 from afd.testing.tiny import TinyModel, tokens, weights
+from tests.unit.small_disk import on_small_disk
 
 SMALL = TinyModel(hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_layers=2, num_experts=4)
 
@@ -164,8 +164,10 @@ def test_a_built_in_model_is_built_once_and_found_again(cache: Path) -> None:
 
 
 def test_an_unknown_built_in_names_the_nearest(cache: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'tiny-deepseek-v3'"):
+    with pytest.raises(ConfigError, match="did you mean 'builtin:tiny-deepseek-v3'"):
         tiny.resolve_builtin("builtin:tiny-deepsek-v3")
+    with pytest.raises(ConfigError, match="there are builtin:tiny-deepseek-v2 and builtin:tiny-deepseek-v3"):
+        tiny.resolve_builtin("builtin:xyz")
 
 
 def test_a_cached_model_that_lost_a_file_is_built_again(cache: Path) -> None:
@@ -204,30 +206,22 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AFD_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(ResourceError, match="set AFD_CACHE_DIR"):
+    with pytest.raises(ConfigError, match=r"Not a directory; set AFD_CACHE_DIR to a directory .* can write$"):
         tiny.resolve_builtin("builtin:tiny-deepseek-v2")
 
 
-def _can_mount() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    probe = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"]
-    return subprocess.run(probe, capture_output=True, timeout=20).returncode == 0
-
-
-@pytest.mark.skipif(not _can_mount(), reason="a small file system needs unprivileged mounts")
+@pytest.mark.small_disk
 def test_a_full_disk_is_named_and_nothing_half_built_stays(tmp_path: Path) -> None:
-    script = (
-        f"mount -t tmpfs -o size=1m none {tmp_path} && {sys.executable} -c "
-        "\"from afd.testing import tiny; tiny.resolve_builtin('builtin:tiny-deepseek-v2')\"; "
-        f"find {tmp_path} -name '*safetensors*'"
-    )
-    run = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script],
-        env={**os.environ, "AFD_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert "the disk is full (14 MiB are needed)" in run.stderr
-    assert run.stdout == ""
+    code = """
+import sys
+from pathlib import Path
+from afd.errors import ResourceError
+from afd.testing import tiny
+try:
+    tiny.resolve_builtin("builtin:tiny-deepseek-v2")
+except ResourceError as error:
+    print(error.exit_code, list(Path(sys.argv[1]).rglob("*.safetensors")), error)
+"""
+    run = on_small_disk(code, tmp_path, {"AFD_CACHE_DIR": str(tmp_path)})
+    assert run.stdout.startswith("71 [] cannot write a checkpoint"), run
+    assert "the disk is full (14 MiB are needed)" in run.stdout
