@@ -170,7 +170,7 @@ def _say(console: Console, *parts: str, style: str = "") -> None:
     """Print lines as they are: their words are no markup, and are not filled into the width. The first part may have a
     style.
     """
-    console.print(Text(parts[0], style).append("".join(parts[1:]), "default"), soft_wrap=True)
+    console.print(Text.assemble((parts[0], style), "".join(parts[1:])), soft_wrap=True)
 
 
 def _teller(console: Console) -> Any:

@@ -23,7 +23,7 @@ def on_small_disk(
     script = 'mount -t tmpfs -o size=1m tmpfs "$1" || exit 99; exec "$2" -c "$3" "$1"'
     found = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", directory, sys.executable, code],
-        env={**os.environ, "PYTHONPATH": str(_ROOT), **(environment or {})},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path]), **(environment or {})},
         capture_output=True,
         text=True,
         timeout=60,
