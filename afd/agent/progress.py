@@ -72,9 +72,10 @@ class Progress:
         """While the role loads: say every now and then what it does and what its peers do."""
         while True:
             await asyncio.sleep(self._tell_s)
-            if self._doing and self._control is not None:
+            elapsed = time.monotonic() - self._since
+            if self._doing and self._control is not None and elapsed >= self._tell_s:
                 peers = ", ".join(f"{names(p.ranks)} is {p.state}" for p in self._control.peers())
-                log.info("still %s after %.0f s; %s", self._doing, time.monotonic() - self._since, peers)
+                log.info("still %s after %.0f s; %s", self._doing, elapsed, peers)
 
     def _next(self, phase: str, done: str, doing: str) -> None:
         now = time.monotonic()

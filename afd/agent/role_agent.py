@@ -118,7 +118,7 @@ class RoleAgent:
             loop.call_soon_threadsafe(aborted.set)
 
         control.abort.subscribe(wake)
-        self.status.enter("loading")
+        self._enter(control, "loading")
         async with open_hub(
             control, on_report=self._on_report, on_death=processes.explain, stopping=self._leaving
         ) as hub:

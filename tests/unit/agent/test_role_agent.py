@@ -250,6 +250,8 @@ def test_a_stop_while_vllm_is_imported_does_not_wait_for_that(roles: Roles) -> N
         "both launchers import vLLM",
     )
     left = launchers()
+    status = roles.get("ffn", "/status")[1]
+    assert (status["state"], status["peers"][0]["state"]) == ("loading", "loading")
     began = time.monotonic()
     roles.running["ffn"].send_signal(signal.SIGINT)
     assert [roles.ended(role)[0] for role in GOOD] == [0, 0]
