@@ -245,6 +245,7 @@ def test_a_second_ctrl_c_kills_at_once_and_leaves_nothing_either(
     says: str, smoke: Callable[..., Run]
 ) -> None:
     run = smoke()
+    run.expected = 4  # when it has just begun to start them
     run.says(says, 90)
     run.look()
     for role in run.agents():  # that cannot end as they are asked to
