@@ -241,6 +241,8 @@ def start_launcher(
     return subprocess.Popen(
         [sys.executable, "-m", "afd.launch.server", path, *modules],
         env=dict(environment),
+        # Python looks for modules where `-m` is started: not in a directory that happens to have a json.py or a vllm.
+        cwd=os.path.dirname(path),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

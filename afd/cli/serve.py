@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -138,7 +139,12 @@ def serve(plan: RolePlan) -> int:
     )
 
     async def run() -> None:
-        await RoleAgent(plan, output.line).run()
+        try:
+            await RoleAgent(plan, output.line).run()
+        finally:
+            # The role has ended and its exit code is known. The loop gives the signals back to the system on its way
+            # out, and whoever stops both roles, one after the other, would kill this one in its last moments.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
     try:
         asyncio.run(run())
@@ -161,4 +167,6 @@ def vllm_help(topic: str) -> int:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "PYTHONIOENCODING": f"{sys.stdout.encoding}:backslashreplace",
     }
-    return subprocess.run([sys.executable, "-c", program, flag], env=environment, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-c", program, flag], env=environment, cwd=sys.prefix, check=False
+    ).returncode

@@ -17,17 +17,19 @@ from tests.system.conftest import ROOT
 HEARTBEAT_S = 0.66
 """The default of timeouts.heartbeat_s."""
 UNSHARE = ("unshare", "--mount", "--net", "--map-root-user")
+LEAVE_OUT = 'leave these tests out with -m "not isolated"'
+
+pytestmark = pytest.mark.isolated
 
 
 def isolated(deed: str, directory: Path) -> dict[str, Any]:
     """Run :mod:`tests.system.isolated` in namespaces of its own."""
-    if (missing := [tool for tool in ("unshare", "ip", "mount") if shutil.which(tool) is None]) != []:
-        pytest.skip(f"not installed: {', '.join(missing)}")
+    missing = [tool for tool in ("unshare", "ip", "mount") if shutil.which(tool) is None]
+    assert missing == [], f"not installed: {', '.join(missing)}; {LEAVE_OUT}"
     probe = subprocess.run(
         [*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True, timeout=30
     )
-    if probe.returncode != 0:
-        pytest.skip(f"no namespaces for this user: {probe.stderr.strip()}")
+    assert probe.returncode == 0, f"no namespaces for this user: {probe.stderr.strip()}; {LEAVE_OUT}"
     done = subprocess.run(
         [*UNSHARE, sys.executable, "-m", "tests.system.isolated", deed, str(directory)],
         cwd=ROOT,

@@ -2,7 +2,7 @@
 """A Python program beside a file system of 1 MiB, as /dev/shm is in some containers.
 
 It is mounted in a namespace of the program, which needs root or user namespaces. Where both are forbidden, tests with
-the mark ``small_disk`` fail, and ``-m "not small_disk"`` leaves them out.
+the mark ``isolated`` fail, and ``-m "not isolated"`` leaves them out.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def on_small_disk(
         text=True,
         timeout=60,
     )
-    why = 'this machine does not let this user mount; -m "not small_disk" leaves these tests out'
+    why = 'this machine does not let this user mount; -m "not isolated" leaves these tests out'
     assert found.returncode != 99 and not found.stderr.startswith("unshare:"), f"{found.stderr}{why}"
     return found

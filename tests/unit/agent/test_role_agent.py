@@ -124,6 +124,20 @@ def test_two_roles_become_ready_and_a_signal_to_either_stops_both_with_code_0(ro
         )
 
 
+def test_signals_in_the_last_moments_of_a_role_do_not_change_its_exit_code(roles: Roles) -> None:
+    """Whoever stops both roles, one after the other, finds the second one on its way out."""
+    roles.both()
+    roles.ready()
+    roles.running["attention"].send_signal(signal.SIGTERM)
+    wait_until(lambda: "state: stopped" in roles.text("ffn"), "FFN has stopped")
+    ffn = roles.running["ffn"]
+    while ffn.poll() is None:
+        ffn.send_signal(signal.SIGTERM)
+        time.sleep(0.0005)
+    assert roles.ended("ffn")[0] == 0
+    assert roles.ended("attention")[0] == 0
+
+
 PHASES = r"(met {peer}|vLLM imported|{own} loaded|first request answered|ready) in \d+\.\d s"
 
 

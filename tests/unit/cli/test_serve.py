@@ -14,7 +14,7 @@ from afd.agent.plan import RolePlan
 from afd.cli import serve
 from afd.cli.main import run
 from afd.config import options
-from afd.errors import ConfigError
+from afd.errors import ConfigError, UnsupportedError
 from afd.topology import Role
 from tests.unit.agent.plans import small_model
 
@@ -66,8 +66,9 @@ def test_a_short_h_is_help_but_not_inside_of_another_flag(
 ) -> None:
     assert run(["serve", "attention", "-h"]) == 0
     assert "Usage: afd serve" in capsys.readouterr().out
-    plan = planned("attention", checkpoint, "--dtype", "float32", "-dph", "-cc.cudagraph_mode=NONE")
-    assert "-dph" in plan.argv
+    with pytest.raises(UnsupportedError, match="--data-parallel-hybrid-lb"):
+        planned("attention", checkpoint, "--dtype", "float32", "-dph")
+    plan = planned("attention", checkpoint, "--dtype", "float32", "-cc.cudagraph_mode=NONE")
     config = json.loads(plan.argv[plan.argv.index("--compilation-config") + 1])
     assert config["cudagraph_mode"] == "NONE"
 

@@ -55,7 +55,7 @@ def test_dropping_a_segment_gives_memory_and_descriptor_back(tmp_path: Path) -> 
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.small_disk
+@pytest.mark.isolated
 def test_a_full_file_system_is_an_error_with_numbers_and_advice(tmp_path: Path) -> None:
     code = """
 import sys
@@ -73,7 +73,7 @@ except ResourceError as error:
     assert re.match(r"71 \[\] .*A0 needs 3 MiB in .*, [01] MiB are free; .*--shm-size", run.stdout), run
 
 
-@pytest.mark.small_disk
+@pytest.mark.isolated
 def test_room_that_two_segments_share_is_not_promised_twice(tmp_path: Path) -> None:
     code = """
 import sys

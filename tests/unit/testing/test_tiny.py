@@ -210,7 +210,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(
         tiny.resolve_builtin("builtin:tiny-deepseek-v2")
 
 
-@pytest.mark.small_disk
+@pytest.mark.isolated
 def test_a_full_disk_is_named_and_nothing_half_built_stays(tmp_path: Path) -> None:
     code = """
 import sys
