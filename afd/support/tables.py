@@ -125,7 +125,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-ubatch-num-ubatches",
         (
             Value("1"),
-            Value("*", LATER, "use --afd-ubatch-num-ubatches 1, without --enable-dbo"),
+            Value("*", LATER, "use --afd-ubatch-num-ubatches 1, without --enable-dbo and --ubatch-size"),
         ),
     ),
     Dimension(
@@ -191,29 +191,37 @@ DIMENSIONS: tuple[Dimension, ...] = (
 FEATURES: Mapping[str, Feature] = {
     feature.name: feature
     for feature in (
-        Feature("lora", "--enable-lora", "adapters of FFN weights would have to reach the FFN role"),
         Feature(
-            "speculative", "--speculative-config", "draft models and MTP layers are not split between roles"
+            "lora",
+            "--enable-lora, --lora-modules, --default-mm-loras",
+            "adapters of FFN weights would have to reach the FFN role",
+        ),
+        Feature(
+            "speculative",
+            "--speculative-config, --spec-method, --spec-model, --spec-tokens",
+            "draft models and MTP layers are not split between roles",
         ),
         Feature(
             "pipeline_parallel", "--pipeline-parallel-size", "the hop to FFN assumes all layers in one rank"
         ),
         Feature("prefill_context_parallel", "--prefill-context-parallel-size", LATER),
         Feature("decode_context_parallel", "--decode-context-parallel-size", LATER),
-        Feature("eplb", "--enable-eplb", "the roles have no way to move experts together"),
+        Feature(
+            "eplb", "--enable-eplb, --enable-elastic-ep", "the roles have no way to move experts together"
+        ),
         Feature(
             "sequence_parallel_moe",
             "--enable-expert-parallel with TP and DP",
             "vLLM then cuts tokens over TP ranks inside the MoE block, which is on the other role",
             "leave out --enable-expert-parallel",
         ),
-        Feature("kv_transfer", "--kv-transfer-config", LATER),
+        Feature("kv_transfer", "--kv-transfer-config, --ec-transfer-config, --kv-offloading-size", LATER),
         Feature("multimodal", "MODEL", "only text models are split", "use a text model"),
         Feature(
             "pooling",
-            "--runner, --convert",
+            "--runner, --convert, --pooler-config",
             "only generation is split",
-            "use --runner generate, without --convert",
+            "use --runner generate, without --convert and --pooler-config",
         ),
         Feature("sleep_mode", "--enable-sleep-mode", "FFN would not sleep with Attention"),
         Feature("multi_node", "--nnodes", "the transport shm needs both roles on one host"),

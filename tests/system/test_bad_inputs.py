@@ -54,7 +54,7 @@ def _refused(group: Group, here: Role, *texts: str) -> None:
         (("--max-modl-len", "64"), ("--max-modl-len: there is no such flag", "'--max-model-len'")),
         (("--agent-prot", "1"), ("--agent-prot: there is no such flag", "'--agent-port'")),
         (("--max-model-len", "99999"), ("--max-model-len: 99999 is more than the 2048 positions",)),
-        (("--dtype", "float3"), ("dtype float3 is not supported", "float32", "bfloat16")),
+        (("--dtype", "float3"), ("dtype float3 is not supported", "use --dtype float32 or bfloat16")),
         (("--afd-port", "many"), ("--afd-port", "many")),
         (("--afd-timeouts-heartbeat-s", "5"), ("heartbeat", "0.66")),
         (("--afd-connector", "CAMAsyncAFDConnector"), ("CAMAsyncAFDConnector",)),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from afd.agent import vllm_flags, vllm_policy
 from afd.cli import serve
 from afd.errors import ConfigError
 from afd.support import DIMENSIONS, FEATURES
@@ -56,22 +57,27 @@ REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pooling", ("--convert", "embed")),
     ("sleep_mode", ("--enable-sleep-mode",)),
     ("multi_node", ("-n", "2")),
+    ("ubatches", ("--ubatch-size", "2")),
     ("load_format", ("--load-format", "gguf")),
     ("load_format", ("--safetensors-load-strategy", "eager")),
     ("load_format", ("--model-loader-extra-config", "{}")),
 )
 
+_VALUES = {"none": (), "optional": (), "one": ("9",), "several": ("9",)}
+
+
+def given(flag: str) -> tuple[str, ...]:
+    """A flag of vLLM, with a value when it takes one."""
+    objects = flag.endswith(("-config", "-overrides", "-loras"))
+    return (flag, "{}") if objects else (flag, *_VALUES[vllm_flags.flags()[flag]])
+
+
 # Refused for another reason than a row of the support matrix.
 MORE = (
     ("--afd-async",),
     (*ASYNC, "--no-afd-async"),
-    ("--headless",),
-    ("--grpc",),
-    ("--uds", "socket"),
-    ("--config", "c.yaml"),
-    ("--api-server-count", "2"),
-    ("--ssl-certfile", "cert.pem"),
     ("--worker-cls", "a.B"),
+    *(given(flag) for name in ("refused", "only") for flag in vllm_policy.table()[name]),
 )
 
 
@@ -159,6 +165,15 @@ def test_sizes_of_attention_that_ffn_refuses_can_be_left_out(
 ) -> None:
     said = refusal(checkpoint, arguments, Role.FFN)
     assert refusal(checkpoint, follow(arguments, said), Role.FFN) == "", said
+
+
+@pytest.mark.parametrize(("flag", "feature"), vllm_policy.table()["feature"].items())
+def test_every_flag_that_turns_a_feature_on_can_be_left_out(
+    flag: str, feature: str, checkpoint: Path
+) -> None:
+    said = refusal(checkpoint, given(flag))
+    assert said.startswith(f"{feature} ("), said
+    assert refusal(checkpoint, follow(given(flag), said)) == "", said
 
 
 def test_every_row_of_the_support_matrix_that_refuses_is_tried() -> None:

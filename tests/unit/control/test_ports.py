@@ -52,7 +52,7 @@ def as_a_user(port: int) -> str:
     """What somebody who is not root hears about listening on ``port``."""
     found = subprocess.run(
         [sys.executable, "-c", AS_A_USER, str(port)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])},
         capture_output=True,
         text=True,
         timeout=30,

@@ -55,7 +55,7 @@ def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(runner: str, transp
         ({"on_loss": "rejoin"}, "--afd-on-loss exit"),
         (
             {"features": frozenset({"lora"})},
-            r"lora \(--enable-lora\) is not supported: .*; leave out --enable-lora",
+            r"lora \(--enable-lora, .*\) is not supported: .*; leave out --enable-lora, ",
         ),
     ],
 )
