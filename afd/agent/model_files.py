@@ -13,8 +13,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from afd.errors import ConfigError
 
 BUILTIN = "builtin:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
+_SMALL_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken", "*.py")
+_WEIGHT_FILES = ("*.safetensors",)
 _LARGEST_JSON = 256 << 20
 # Differ between copies of one model without changing it.
 _VOLATILE = {"_name_or_path", "transformers_version"}
@@ -50,13 +52,68 @@ class ModelFingerprint:
     config_digest: str
 
 
-def resolve(
-    model: str, revision: str | None = None, *, weights: bool = True, deadline_s: float = 60.0
-) -> Path:
-    """The local directory of ``model``: a path, ``builtin:<name>``, or an id on the Hugging Face hub.
+@dataclass(frozen=True)
+class HubModel:
+    """A model on the Hugging Face hub. ``cache`` is the directory to download to, the hub's own when it is None;
+    ``token`` lets read a model that is not public, the user's login when it is None.
+    """
 
-    A hub model is downloaded, with ``weights=False`` only what its fingerprint needs. ``deadline_s`` bounds
-    the wait for the hub's first answer, not a download that is moving. Raises :class:`ConfigError`.
+    name: str
+    revision: str | None = None
+    cache: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def download(self, *, weights: bool, deadline_s: float = 60.0) -> Path:
+        """Download it, or all but its weights, and return its directory, whose name is the commit.
+
+        ``deadline_s`` bounds the wait for the hub's first answer, not a download that is moving. Raises ConfigError.
+        """
+        # Here and not above: a third of a second that local models do not need.
+        from huggingface_hub import snapshot_download
+
+        def download(*patterns: str) -> str:
+            return snapshot_download(
+                self.name,
+                revision=self.revision,
+                cache_dir=self.cache,
+                token=self.token,
+                allow_patterns=list(patterns),
+                etag_timeout=10,
+            )
+
+        with self._explained():
+            _within(deadline_s, f"the hub about {self.name!r}", lambda: download("config.json"))
+            return Path(download(*_SMALL_FILES, *(_WEIGHT_FILES if weights else ())))
+
+    def reach(self) -> None:
+        """Ask the hub about it. Raises ConfigError with the reason when that does not work: :meth:`download` is content
+        with what it finds in its cache then, be that complete or not.
+        """
+        from huggingface_hub import HfApi
+
+        with self._explained():
+            HfApi(token=self.token).model_info(self.name, revision=self.revision, timeout=10)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            yield
+        except (OSError, HfHubHTTPError, HFValidationError) as error:
+            reason = next(
+                (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+            )
+            raise ConfigError(
+                f"model {self.name!r}: not a local directory, and not available from the hub ({reason}); give a local "
+                f"directory, or check the name, the network and HF_TOKEN{_builtin_meant(self.name)}"
+            ) from error
+
+
+def locate(model: str, revision: str | None = None, **hub: str | None) -> Path | HubModel:
+    """The local directory of ``model``: a path or ``builtin:<name>``; or, for any other id, the model on the hub.
+
+    ``hub`` are more fields of :class:`HubModel`. Raises :class:`ConfigError` for what can be neither.
     """
     if model.startswith(BUILTIN):
         # Here and not above: NumPy is a tenth of a second that no other kind of model needs.
@@ -70,7 +127,13 @@ def resolve(
         raise ConfigError(
             f"model {show(model)}: there is no such directory; give a local directory, builtin:NAME or a hub id"
         )
-    return _from_hub(model, revision, weights, deadline_s)
+    return HubModel(model, revision, **hub)
+
+
+def resolve(model: str, *, deadline_s: float = 60.0) -> Path:
+    """The local directory of ``model``, which is downloaded when it is on the hub. Raises :class:`ConfigError`."""
+    found = locate(model)
+    return found.download(weights=True, deadline_s=deadline_s) if isinstance(found, HubModel) else found
 
 
 def inspect(
@@ -90,7 +153,7 @@ def inspect(
     for file in files:
         if file.suffix == ".json":
             _read_json(file)
-        elif any(file.match(pattern) for pattern in _HUB_FILES):
+        elif any(file.match(pattern) for pattern in (*_SMALL_FILES, *_WEIGHT_FILES)):
             with open_model_file(file):
                 pass
     if weights:
@@ -187,27 +250,6 @@ def _read_json(path: Path) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid JSON ({error}); download the file again") from None
-
-
-def _from_hub(model: str, revision: str | None, weights: bool, deadline_s: float) -> Path:
-    # Here and not above: a third of a second that local models do not need.
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    def download(patterns: tuple[str, ...]) -> str:
-        return snapshot_download(model, revision=revision, allow_patterns=list(patterns), etag_timeout=10)
-
-    try:
-        path = _within(deadline_s, f"the hub about {model!r}", lambda: download(("config.json",)))
-        return Path(download(_HUB_FILES) if weights else path)
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        reason = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
-        raise ConfigError(
-            f"model {model!r}: not a local directory, and not available from the hub ({reason}); give a local "
-            f"directory, or check the name, the network and HF_TOKEN{_builtin_meant(model)}"
-        ) from error
 
 
 def _builtin_meant(model: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from afd import pins, support
 from afd.agent import cores, fit, model_files, vllm_arguments, vllm_flags, vllm_policy
 from afd.agent.environment import cpu_environment, runner_of
+from afd.agent.model_files import HubModel
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, kinds, to_json
 from afd.control.handshake import this_host
@@ -38,7 +40,8 @@ class RolePlan:
 
     ``target`` is the function its processes run; ``ranks`` those of this agent; ``api_key`` what Attention's API server
     wants to hear, "" when it asks for none; ``drain_s`` how long a stop may take, in seconds, and ``answer_s`` how much
-    of it vLLM waits for requests in flight before it kills its engine.
+    of it vLLM waits for requests in flight before it kills its engine. ``download`` is the model on the hub whose
+    weights are not in ``model`` yet.
     """
 
     role: Role
@@ -57,6 +60,7 @@ class RolePlan:
     drain_s: float
     answer_s: float
     api_key: str = field(default="", repr=False)
+    download: HubModel | None = None
 
     @property
     def api_url(self) -> str:
@@ -83,7 +87,8 @@ def plan_role(
 ) -> RolePlan:
     """Decide and validate. ``target`` replaces the function that the role's processes run (tests of faults).
 
-    Raises ConfigError or UnsupportedError; opens nothing but the checkpoint's files.
+    Raises ConfigError or UnsupportedError; opens nothing but the checkpoint's files, and of a model on the hub gets all
+    but the weights.
     """
     arguments = vllm_arguments.parse(vllm_argv)
     vllm_policy.check(arguments)
@@ -92,20 +97,25 @@ def plan_role(
         vllm_flags.check(arguments)
     runner = runner_of(environment)
     dummy = arguments.get("--load-format", "auto") == "dummy"
-    revision = arguments.get("--revision") or None
-    # Weights, which may have to be downloaded, only after the combination was accepted.
-    directory = model_files.resolve(model, revision, weights=False)
+    found = model_files.locate(
+        model,
+        arguments.get("--revision") or None,
+        cache=os.path.abspath(cache) if (cache := arguments.get("--download-dir")) else None,
+        token=arguments.get("--hf-token") or None,
+    )
+    on_hub = found if isinstance(found, HubModel) else None
+    directory = found.download(weights=False) if isinstance(found, HubModel) else found
     overrides = arguments.mapping("--hf-overrides")
-    found = model_files.inspect(directory, weights=False, overrides=overrides)
+    facts = model_files.inspect(directory, weights=False, overrides=overrides)
     fingerprint = Fingerprint(
-        architecture=found.architecture,
-        hidden_size=found.hidden_size,
-        layers=found.num_layers,
-        experts=found.num_experts,
-        top_k=found.top_k,
-        dtype=_dtype(arguments, found.dtype),
-        quantisation=arguments.get("--quantization") or found.quantisation,
-        config_digest=found.config_digest,
+        architecture=facts.architecture,
+        hidden_size=facts.hidden_size,
+        layers=facts.num_layers,
+        experts=facts.num_experts,
+        top_k=facts.top_k,
+        dtype=_dtype(arguments, facts.dtype),
+        quantisation=arguments.get("--quantization") or facts.quantisation,
+        config_digest=facts.config_digest,
     )
     answer_s = arguments.integer("--shutdown-timeout", SHUTDOWN_S)
     drain_s = max(config.timeouts.grace_s, answer_s + TEARDOWN_S)
@@ -114,8 +124,7 @@ def plan_role(
     support.check(combination(config, arguments, fingerprint, runner))
     ranks = _ranks(role, config, arguments)
     fit.check_length(arguments, directory, environment)
-    directory = model_files.resolve(model, revision, weights=not dummy)
-    if not dummy:
+    if not dummy and on_hub is None:
         model_files.inspect(directory)
     if role is Role.ATTENTION:
         fit.check_tokenizer(arguments, directory)
@@ -174,6 +183,7 @@ def plan_role(
         answer_s=answer_s,
         served_model=served[0],
         api_key=keys[0],
+        download=None if dummy else on_hub,
     )
 
 

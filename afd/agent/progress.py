@@ -36,8 +36,17 @@ class Progress:
         """All roles have met and agree."""
         self._control = control
         peers = names([rank for peer in control.peers() for rank in peer.ranks])
+        download = self._plan.download
+        doing = f"downloading the weights of {download.name}" if download else self._importing()
+        self._next("rendezvous", f"met {peers}", doing)
+
+    def downloaded(self) -> None:
+        """The model's weights are on this machine."""
+        self._next("download", "weights downloaded", self._importing())
+
+    def _importing(self) -> str:
         shared = self._plan.environment.get(LAUNCHER_VARIABLE)
-        self._next("rendezvous", f"met {peers}", f"waiting for {shared}" if shared else "importing vLLM")
+        return f"waiting for {shared}" if shared else "importing vLLM"
 
     def imported(self) -> None:
         """The launcher is there."""

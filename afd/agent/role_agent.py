@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from afd.agent import readiness
+from afd.agent.fetch import fetch
 from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
@@ -154,6 +155,9 @@ class RoleAgent:
         """Bring the role from nothing to ``ready``."""
         plan = self._plan
         self._progress.joined(control)
+        if plan.download is not None:
+            await fetch(plan.download, plan.model, plan.environment, plan.config.timeouts.load_s)
+            self._progress.downloaded()
         await processes.launch(hub, transport)
         self._progress.imported()
         await processes.start()
@@ -192,7 +196,9 @@ class RoleAgent:
                 await aborting
                 return
             log.info("Attention left: %s", self._left.result())
+            self.status.enter("draining")
             await processes.wait(self._plan.config.timeouts.grace_s)
+            self.status.enter("stopped")
 
     async def _watch(self, control: Control, processes: Processes) -> None:
         """A process of the role that ends is the end of the epoch, unless the role is stopping."""

@@ -19,7 +19,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub:
     """Serves ``directory`` as the model ``name``. While ``stalled`` is set, weights stop after their first bytes.
 
-    With ``token`` only requests that carry it are answered. ``served`` are the names of the files that were sent.
+    With ``token`` only requests that carry it are answered. ``served`` are the names of the files that were sent,
+    ``revisions`` those that they were asked for in.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Hub:
     token: str = ""
     url: str = ""
     served: list[str] = field(default_factory=list)
+    revisions: set[str] = field(default_factory=set)
     stalled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -70,6 +72,7 @@ def hub(name: str, directory: Path, token: str = "") -> Iterator[Hub]:
                 ]
                 self._send(200, json.dumps(tree).encode())
             elif self.path.startswith(f"/{name}/resolve/"):
+                served.revisions.add(self.path.split("/")[-2])
                 path = directory / self.path.rpartition("/")[2]
                 if path.exists():
                     self._send(200, path.read_bytes(), path.name)

@@ -21,6 +21,7 @@ import pytest
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.testing.free_ports import free_port
+from tests.unit.agent.hub import hub
 from tests.unit.launch.forks import environment, wait_until
 
 GOOD = {"ffn": "ffn_rank", "attention": "api_server"}
@@ -36,7 +37,13 @@ class Roles:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(
-        self, role: str, *argv: str, target: str = "", model: Path | None = None, launcher: bool = True
+        self,
+        role: str,
+        *argv: str,
+        target: str = "",
+        model: Path | str | None = None,
+        launcher: bool = True,
+        **variables: str,
     ) -> None:
         """``launcher=False``: the role starts its own, which imports vLLM."""
         shared = {LAUNCHER_VARIABLE: self._launcher} if launcher else {}
@@ -51,7 +58,7 @@ class Roles:
                     target or GOOD[role],
                     *argv,
                 ],
-                env=environment(**shared),
+                env=environment(**shared, **variables),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -278,3 +285,38 @@ def test_a_stop_while_it_waits_for_its_peer_is_a_stop(roles: Roles) -> None:
     wait_until(lambda: roles.get("ffn", "/status")[0] == 200, "it answers")
     roles.running["ffn"].send_signal(signal.SIGTERM)
     assert roles.ended("ffn")[0] == 0
+
+
+def test_weights_are_downloaded_while_the_role_loads_and_answers_and_a_stop_ends_that_at_once(
+    roles: Roles, checkpoint: Path, tmp_path: Path
+) -> None:
+    with hub("org/small", checkpoint) as served:
+        served.stalled.set()
+        variables = {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        for role in GOOD:
+            roles.start(role, model="org/small", **variables)
+        for role in GOOD:
+            wait_until(
+                lambda role=role: "downloading the weights of org/small" in roles.text(role), "it comes"
+            )
+        wait_until(lambda: "model.safetensors" in served.served, "the weights are asked for")
+        status = roles.get("attention", "/status")[1]
+        assert (status["state"], [peer["state"] for peer in status["peers"]]) == ("loading", ["loading"])
+        stopped = time.monotonic()
+        roles.running["ffn"].send_signal(signal.SIGTERM)
+        assert [roles.ended(role)[0] for role in GOOD] == [0, 0]
+        assert time.monotonic() - stopped < 5
+
+
+def test_a_model_on_the_hub_is_served_when_its_weights_have_come(
+    roles: Roles, checkpoint: Path, tmp_path: Path
+) -> None:
+    with hub("org/small", checkpoint) as served:
+        variables = {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        for role in GOOD:
+            roles.start(role, model="org/small", **variables)
+        roles.ready()
+        assert served.served.count("model.safetensors") == 1
+        assert roles.get("attention", "/status")[1]["model"] == "org/small"
+    roles.running["attention"].send_signal(signal.SIGTERM)
+    assert [roles.ended(role)[0] for role in GOOD] == [0, 0]
