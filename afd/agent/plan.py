@@ -31,6 +31,7 @@ API_PORT = 8000
 WORKER_CLASS = "afd.attention.worker.AttentionWorker"
 API_SERVER = "afd.launch.api_server:main"
 FFN_RANK = "afd.ffn.process:main"
+_QUIET = "--disable-access-log-for-endpoints"
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
 
@@ -140,6 +141,8 @@ def plan_role(
     if role is Role.ATTENTION:
         argv += ["--served-model-name", model] if not arguments.enabled("--served-model-name") else []
         argv += ["--middleware", "afd.agent.inflight.Inflight"]
+        if not arguments.enabled(_QUIET):  # the agent asks for it all the time
+            argv += [_QUIET, "/health"]
     return RolePlan(
         role=role,
         config=config,

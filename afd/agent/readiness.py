@@ -17,6 +17,8 @@ from afd.topology import Role
 PORT_S = 2.0
 """How long the API server's port may still be in use."""
 POLL_S = 0.05
+HEALTH_S = 5.0
+"""How often the API server is asked for its health while it serves, and how long that may take."""
 
 
 async def api_port(plan: RolePlan) -> None:
@@ -43,16 +45,33 @@ async def until_healthy(plan: RolePlan) -> None:
     async with aiohttp.ClientSession(timeout=timeout) as session:
         deadline = asyncio.get_running_loop().time() + plan.config.timeouts.load_s
         while asyncio.get_running_loop().time() < deadline:
-            try:
-                async with session.get(f"{plan.api_url}/health") as response:
-                    if response.status == 200:
-                        return
-            except (aiohttp.ClientError, asyncio.TimeoutError):
-                pass  # not listening yet
-            await asyncio.sleep(POLL_S)
+            if await _healthy(session, plan):
+                return
+            await asyncio.sleep(POLL_S)  # it does not listen yet
     raise RoleFailedError(
         f"the API server did not become healthy within {plan.config.timeouts.load_s:.0f} s (load_s)"
     )
+
+
+async def while_healthy(plan: RolePlan) -> None:
+    """Ask for its health again and again. Raises RoleFailedError when it has not answered well for ``step_s``."""
+    step_s = plan.config.timeouts.step_s
+    period_s = min(HEALTH_S, step_s / 4)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=period_s)) as session:
+        well = time.monotonic()
+        while (silent_s := time.monotonic() - well) < step_s:
+            await asyncio.sleep(period_s)
+            if await _healthy(session, plan):
+                well = time.monotonic()
+    raise RoleFailedError(f"the API server has not answered for {silent_s:.0f} s: it is stuck")
+
+
+async def _healthy(session: aiohttp.ClientSession, plan: RolePlan) -> bool:
+    try:
+        async with session.get(f"{plan.api_url}/health") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, asyncio.TimeoutError):
+        return False
 
 
 async def warm_up(plan: RolePlan) -> None:

@@ -24,6 +24,7 @@ from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
 from afd.agent.progress import Progress
 from afd.agent.run_directory import RunDirectory
+from afd.agent.stall import StallWatch
 from afd.agent.status import AgentStatus
 from afd.control.abort import Cause
 from afd.control.group import Control, Waiting
@@ -188,7 +189,9 @@ class RoleAgent:
     ) -> None:
         """Ready: wait for what ends the role."""
         ends: list[asyncio.Future[Any]] = [stopping, aborting, self._left]
+        watching = asyncio.create_task(self._guarded(control, self._watch_steps(control, processes)))
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
         if self._left.done() and not self._stop.is_set() and control.abort.cause is None:
             if self._plan.role is Role.ATTENTION:
                 root = str(control.topology.root)
@@ -209,6 +212,27 @@ class RoleAgent:
         await asyncio.sleep(0.1)
         if control.abort.cause is None:
             await control.fail(processes.exit_cause(child))
+
+    async def _watch_steps(self, control: Control, processes: Processes) -> None:
+        """Requests in flight for which nothing is computed are the end of the epoch, and so is a server that is stuck."""
+        plan = self._plan
+        if plan.role is not Role.ATTENTION:
+            return
+        watch = StallWatch(
+            lambda: processes.inflight,
+            lambda: self.status.steps,
+            lambda: readiness.warm_up(plan),
+            plan.config.timeouts.step_s,
+        )
+        self.status.stalled_s = lambda: watch.stalled_s
+        tasks = [asyncio.create_task(watch.run()), asyncio.create_task(readiness.while_healthy(plan))]
+        try:
+            await asyncio.gather(*tasks)
+        except RoleFailedError as error:
+            await control.fail(Cause.of(error, str(plan.ranks[0]), plan.hello.host.name))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _guarded(self, control: Control, work: Coroutine[Any, Any, None]) -> None:
         """Run what nobody waits for: should it break, the role ends instead of going on without it."""

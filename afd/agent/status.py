@@ -36,6 +36,8 @@ class AgentStatus:
         self._last_error: str | None = None
         self._last_step: float | None = None
         self._closers: list[Callable[[], object]] = []
+        self.stalled_s: Callable[[], float | None] = lambda: None
+        """For how long requests have been in flight without a step."""
         self.port = plan.agent_port
         self.waiting_for: tuple[str, ...] = ()
         self.transport = plan.config.transport
@@ -98,6 +100,11 @@ class AgentStatus:
         if self._metrics.total(STEPS) > before:
             self._last_step = time.monotonic()
 
+    @property
+    def steps(self) -> int:
+        """Steps that the role's ranks have done."""
+        return int(self._metrics.total(STEPS))
+
     # ---- StatusSource -----------------------------------------------------------------------------------
 
     def status(self) -> Status:
@@ -122,7 +129,7 @@ class AgentStatus:
             waiting_for=self.waiting_for,
             peers=_peers(control),
             config_revision=plan.hello.config_revision,
-            steps=int(self._metrics.total(STEPS)),
+            steps=self.steps,
             last_step_age_s=None if self._last_step is None else time.monotonic() - self._last_step,
             last_error=self._last_error,
         )
@@ -133,7 +140,9 @@ class AgentStatus:
         return None
 
     def not_ready(self) -> str | None:
-        return not_ready(self.status())
+        # A moment later than the agent looks into it: a client that is slow to read makes no role unready.
+        bound_s = self._plan.config.timeouts.step_s + 1.0
+        return not_ready(self.status(), stuck_s=self.stalled_s(), bound_s=bound_s)
 
 
 _ORDER = (

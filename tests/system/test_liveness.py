@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,3 +133,43 @@ def test_a_rank_that_makes_no_progress_is_lost_after_step_s(groups: Groups) -> N
     assert group.ffn.error() == group.attention.error()
     client.join(5)
     assert traces.left() == []
+
+
+@pytest.mark.parametrize("name", ["API server", "EngineCore", "Worker"])
+def test_requests_for_which_nothing_is_computed_end_the_role(groups: Groups, name: str) -> None:
+    """Stopped while nothing is announced, so that no rank waits for another."""
+    step_s = 2.0
+    group = groups(layout(afd_args=("--afd-timeouts-step-s", str(step_s))))
+    start(group)
+    traces = Traces.of(group)
+    at = deed(traces.pids[name], signal.SIGSTOP)
+    client = Client(group.attention.api_url).start()
+    found = ends(group, at, timeout_s=20)
+    print(f"{name} stopped: {found}; {group.attention.error()}")
+    assert found.codes == {Role.FFN: 70, Role.ATTENTION: 71}
+    assert found.seconds[Role.FFN] < 2 * step_s + 3
+    says = "A0: the API server has not answered for" if name == "API server" else "in flight, and no step for"
+    for role in group.roles.values():
+        assert role.error().startswith("A0: ") and says in role.error()
+    client.join(5)
+    assert traces.left() == []
+
+
+def test_a_client_that_does_not_read_its_answer_is_no_failure(groups: Groups, proofs: Proofs) -> None:
+    group = groups(layout(afd_args=("--afd-timeouts-step-s", "2")))
+    start(group)
+    address = urllib.parse.urlsplit(group.attention.api_url)
+    with socket.create_connection((address.hostname, address.port)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        body = json.dumps(
+            {"model": "afd", "prompt": "x", "max_tokens": 400, "stream": True, "logprobs": 5}
+        ).encode()
+        slow.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            + f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        time.sleep(8)
+        _well(group)
+    assert differences(group.attention.api_url, *proofs("v2")) == []
+    assert group.stop() == {Role.FFN: 0, Role.ATTENTION: 0}
