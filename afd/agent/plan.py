@@ -171,6 +171,7 @@ def plan_role(
             runner=runner,
             host=this_host(),
             heartbeat_s=config.timeouts.heartbeat_s,
+            config_revision=config.config_revision or "",
             notes={"drain_s": f"{drain_s:g}"},
         ),
         argv=tuple(argv),

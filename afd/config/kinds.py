@@ -32,6 +32,7 @@ _BOOLEANS = {
     "no": False,
     "off": False,
 }
+_LONGEST_WORD = 128
 _LONGEST_S = 7 * 24 * 3600.0
 
 
@@ -132,6 +133,13 @@ def _path(value: object) -> str:
     return value
 
 
+def _word(value: object) -> str:
+    text = str(value).strip() if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    if not (0 < len(text) <= _LONGEST_WORD and text.isprintable()):
+        raise ValueError(f"{show(value)} is not a short text on one line")
+    return text
+
+
 def _mapping(value: object) -> Mapping[str, Any]:
     found = read_json(value) if isinstance(value, str) else value
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
@@ -171,4 +179,5 @@ BOOLEAN = Kind("true | false", _boolean)
 SECONDS = Kind("seconds", _seconds)
 HOST = Kind("host name or address", _host)
 PATH = Kind("path", _path)
+WORD = Kind("text", _word)
 MAPPING = Kind("JSON object", _mapping)

@@ -163,7 +163,7 @@ class AFDConfig:
         metadata=_option(
             kinds.HOST,
             "Where the rendezvous listens: an address of the host with world rank 0 (F0 for CAMP2P, A0 for "
-            "CAMAsync).",
+            "CAMAsync). When that host does not know it as its own (a service name), it listens on all its addresses.",
             aliases=("afd_host",),
         ),
     )
@@ -213,6 +213,13 @@ class AFDConfig:
     ubatch: UbatchPolicy = field(default_factory=UbatchPolicy, metadata={"group": UbatchPolicy})
     timeouts: Timeouts = field(default_factory=Timeouts, metadata={"group": Timeouts})
     auth: Auth = field(default_factory=Auth, metadata={"group": Auth})
+    config_revision: str | None = field(
+        default=None,
+        metadata=_option(
+            kinds.WORD,
+            "Revision of the deployment, such as a chart's. Roles of different revisions form no group.",
+        ),
+    )
     on_loss: str = field(
         default="exit",
         metadata=_option(

@@ -100,7 +100,13 @@ class Root(Control):
             "stop that process, or choose another port with --afd-port on both roles",
             elsewhere=True,
         )
-        self.port: int = self._socket.getsockname()[1]
+        address, self.port = self._socket.getsockname()[:2]
+        if address in ("0.0.0.0", "::") and config.auth.token_file is None:
+            log.warning(
+                "the rendezvous listens on all addresses of this machine, and whoever reaches port %d may join; set "
+                "--afd-auth-token-file on both roles, or --afd-host to an address of this machine",
+                self.port,
+            )
         self._server: asyncio.AbstractServer | None = None
 
     async def form(self, on_waiting: OnWaiting | None) -> None:

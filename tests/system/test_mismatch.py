@@ -49,6 +49,7 @@ CASES = (
     Case(
         "connector", "CAMAsyncAFDConnector", "CAMP2pAFDConnector", hello={"connector": "CAMAsyncAFDConnector"}
     ),
+    Case("configuration revision", "8", "none", arguments=("--afd-config-revision", "8")),
     Case("version of vllm", "0.0.1", versions()["vllm"], hello={"versions.vllm": "0.0.1"}),
     Case("ubatch.decode_token_threshold", "7", "32", arguments=("--afd-ubatch-decode-token-threshold", "7")),
 )

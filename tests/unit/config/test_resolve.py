@@ -87,6 +87,13 @@ def test_an_alias_works_alone_but_not_beside_its_canonical_name(name: str) -> No
     assert f"'{name}'" in message and f"'afd_{name}'" in message
 
 
+def test_a_revision_is_any_short_text_or_number() -> None:
+    assert resolve({}, {"AFD_CONFIG_REVISION": " blue-7 "}, {}).config.config_revision == "blue-7"
+    assert resolve({}, {}, {"config_revision": 7}).config.config_revision == "7"
+    for wrong in ("two\nlines", "x" * 129, True, ["a"]):
+        assert "is not a short text on one line" in refusal(json={"config_revision": wrong})
+
+
 def test_async_and_async_dp_are_one_setting() -> None:
     assert resolve({}, {}, {"async_dp": True, "connector": CAM_ASYNC}).config.async_dp
     assert "'async'" in refusal(json={"async": True, "async_dp": True, "connector": CAM_ASYNC})

@@ -461,6 +461,22 @@ def test_a_host_that_is_not_of_this_machine_means_all_addresses_for_the_root() -
             listen(host, 0, "the agent port", "advice")
 
 
+@pytest.mark.parametrize(
+    ("host", "token", "warned"), [("0.0.0.0", "", True), ("0.0.0.0", TOKEN, False), ("127.0.0.1", "", False)]
+)
+def test_a_rendezvous_that_is_open_to_everybody_is_a_warning_unless_a_token_guards_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, host: str, token: str, warned: bool
+) -> None:
+    guard = token_file(tmp_path / "token", token) if token else {}
+
+    async def work(agents: Agents) -> None:
+        root = {"host": host, **guard}
+        await asyncio.gather(agents.join("ffn", config=root), agents.join("attention", config=guard))
+
+    run(work)
+    assert ("may join; set --afd-auth-token-file" in caplog.text) is warned
+
+
 def test_starting_again_on_the_same_port_works_at_once() -> None:
     async def work(agents: Agents) -> None:
         for _ in range(3):
