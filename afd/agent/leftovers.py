@@ -100,9 +100,8 @@ class Leftovers:
         found = next((name for process, name in list(self._titles.items()) if process.pid == pid), "")
         return f"{found} (process {pid})" if found else f"process {pid}"
 
-    def remove(self) -> list[str]:
-        """Unlink what the tree left, unless it was there before or a living process outside it has it mapped. Returns
-        the names."""
+    def left(self) -> list[str]:
+        """Names of what the tree left: not what was there before, and not what a living process outside it has mapped."""
         candidates = {name for name in self._names - self._before if _ours(_SHM + name)}
         if not candidates:
             return []
@@ -110,7 +109,11 @@ class Leftovers:
         for process in psutil.process_iter():
             if process not in self._titles:
                 in_use |= mapped_by(process.pid) & candidates
-        removed = sorted(candidates - in_use)
+        return sorted(candidates - in_use)
+
+    def remove(self) -> list[str]:
+        """Unlink what the tree left, and return the names."""
+        removed = self.left()
         for name in removed:
             Path(_SHM + name).unlink(missing_ok=True)
         return removed

@@ -214,7 +214,7 @@ class RoleAgent:
             await control.fail(processes.exit_cause(child))
 
     async def _watch_steps(self, control: Control, processes: Processes) -> None:
-        """Requests in flight for which nothing is computed are the end of the epoch, and so is a server that is stuck."""
+        """Requests in flight for which nothing is computed end the epoch, and so does a server that is stuck."""
         plan = self._plan
         if plan.role is not Role.ATTENTION:
             return

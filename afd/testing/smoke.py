@@ -206,6 +206,7 @@ class Smoke:
     def stop(self) -> None:
         """Stop the group; both roles must end with code 0, and leave no process and nothing in shared memory."""
         clock = time.monotonic()
+        self._leftovers.observe([*self.launcher.roots(), *self._running_roles()])
         try:
             codes = self.group.stop()
         except RoleFailedError as error:
@@ -221,16 +222,16 @@ class Smoke:
 
     def _look_for_leftovers(self) -> None:
         outcome = self.outcome
-        left = [path.name for path in Path("/dev/shm").glob(f"afd-{outcome.epoch[:12]}-*")]
-        outcome.left_segments = len(left)
-        if left:
-            outcome.problems.append(f"left in /dev/shm: {', '.join(left)}")
         deadline = time.monotonic() + SETTLE_S
         while (running := self.launcher.descendants()) and time.monotonic() < deadline:
             time.sleep(0.05)
         outcome.left_processes = len(running)
         if running:
             outcome.problems.append(f"left running: processes {', '.join(map(str, running))}")
+        left = self._leftovers.left()  # vLLM's files, too: those break the next start
+        outcome.left_segments = len(left)
+        if left:
+            outcome.problems.append(f"left in /dev/shm: {', '.join(left)}")
 
     def words(self) -> str:
         """The last lines of each role, for a failure."""

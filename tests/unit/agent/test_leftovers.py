@@ -103,7 +103,9 @@ def test_what_a_killed_tree_left_is_removed_and_nothing_else(start: Start, prefi
     pid, _ = start(prefix + "a", child=(prefix + "b",))
     leftovers.observe([pid])
     kill(pid)
+    assert leftovers.left() == [prefix + "a", prefix + "b"]
     assert leftovers.remove() == [prefix + "a", prefix + "b"]
+    assert leftovers.left() == []
     assert [path.name for path in SHM.glob(prefix + "*")] == [prefix + "foreign"]
     assert leftovers.remove() == []
 
