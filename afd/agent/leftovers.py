@@ -101,7 +101,7 @@ class Leftovers:
         return f"{found} (process {pid})" if found else f"process {pid}"
 
     def left(self) -> list[str]:
-        """Names of what the tree left: not what was there before, and not what a living process outside it has mapped."""
+        """What the tree left, by name: not what was there before, nor what a living process outside it has mapped."""
         candidates = {name for name in self._names - self._before if _ours(_SHM + name)}
         if not candidates:
             return []
