@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -141,7 +140,7 @@ def _smoke(layout: Layout, console: Console, interrupts: Interrupts, keep: bool)
     try:
         with Smoke(layout, logs.path, _teller(console), interrupts, api_port=api_port) as smoke:
             try:
-                asyncio.run(_run(smoke))
+                interrupts.run(_run(smoke))
             except AFDError:
                 keep_logs = True
                 _say(console, smoke.words())
@@ -150,7 +149,9 @@ def _smoke(layout: Layout, console: Console, interrupts: Interrupts, keep: bool)
             if stayed:
                 console.print(_table(layout, smoke.outcome))
                 _stay(smoke, console)
+                interrupts.take()
             smoke.stop()
+            interrupts.check()
             keep_logs = not smoke.outcome.passed
         return smoke.outcome, stayed
     finally:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
@@ -31,3 +33,39 @@ def test_a_run_that_shall_survive_the_end_of_its_terminal_does() -> None:
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", Interrupts.NUMBERS)
+def test_a_signal_cancels_what_runs_and_the_interrupt_comes_when_it_has_ended(number: signal.Signals) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        try:
+            await asyncio.sleep(20)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("in order")
+
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        interrupts.run(work())
+    assert ended == ["in order"]
+
+
+def test_a_signal_in_code_that_loses_exceptions_is_not_lost() -> None:
+    class Careless:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    async def work() -> str:
+        Careless()
+        return "done"
+
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.run(work())
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        interrupts.take()
+        interrupts.check()
+        assert interrupts.run(asyncio.sleep(0, "done")) == "done"
