@@ -25,7 +25,7 @@ _ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 def check_tokenizer(arguments: VllmArguments, directory: Path) -> None:
     """Raise ConfigError when Attention would find no tokenizer, in ``directory`` or where ``--tokenizer`` says."""
-    if arguments.enabled("--skip-tokenizer-init"):
+    if arguments.enabled("--skip-tokenizer-init") or arguments.enabled("--tokens-only"):
         return
     given = arguments.get("--tokenizer")
     where = Path(given).expanduser() if given else directory

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import TextIO
+
+from afd.agent.threads import start_thread
 
 LINES = 20_000
 """Lines that may wait for a reader."""
@@ -23,8 +24,7 @@ class Output:
         self._stream = stream
         self._queue: queue.Queue[str | None] = queue.Queue(LINES)
         self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="afd-output", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "afd-output")
 
     def line(self, text: str) -> None:
         """Write ``text`` and a line's end; returns at once."""

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from typing import NoReturn
 
 import aiohttp
 
 from afd.agent.plan import RolePlan
 from afd.control import ports
+from afd.control.channel import Deadline
 from afd.errors import ConfigError, RoleFailedError
 from afd.topology import Role
 
@@ -18,7 +20,7 @@ PORT_S = 2.0
 """How long the API server's port may still be in use."""
 POLL_S = 0.05
 HEALTH_S = 5.0
-"""How often the API server is asked for its health while it serves, and how long that may take."""
+"""How often the API server is asked for its health while it serves."""
 
 
 async def api_port(plan: RolePlan) -> None:
@@ -39,12 +41,10 @@ async def api_port(plan: RolePlan) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def until_healthy(plan: RolePlan) -> None:
-    """Wait until the API server answers. Ends by the abort when its process does, and by ``load_s``."""
-    timeout = aiohttp.ClientTimeout(total=2)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        deadline = asyncio.get_running_loop().time() + plan.config.timeouts.load_s
-        while asyncio.get_running_loop().time() < deadline:
+async def until_healthy(plan: RolePlan, deadline: Deadline) -> None:
+    """Wait until the API server answers. Ends by the abort when its process does, and by ``deadline``."""
+    async with aiohttp.ClientSession() as session:
+        while not deadline.passed:
             if await _healthy(session, plan):
                 return
             await asyncio.sleep(POLL_S)  # it does not listen yet
@@ -53,22 +53,23 @@ async def until_healthy(plan: RolePlan) -> None:
     )
 
 
-async def while_healthy(plan: RolePlan) -> None:
+async def while_healthy(plan: RolePlan) -> NoReturn:
     """Ask for its health again and again. Raises RoleFailedError when it has not answered well for ``step_s``."""
     step_s = plan.config.timeouts.step_s
     period_s = min(HEALTH_S, step_s / 4)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=period_s)) as session:
+    async with aiohttp.ClientSession() as session:
         well = time.monotonic()
         while (silent_s := time.monotonic() - well) < step_s:
             await asyncio.sleep(period_s)
-            if await _healthy(session, plan):
+            if await _healthy(session, plan, well + step_s - time.monotonic()):
                 well = time.monotonic()
     raise RoleFailedError(f"the API server has not answered for {silent_s:.0f} s: it is stuck")
 
 
-async def _healthy(session: aiohttp.ClientSession, plan: RolePlan) -> bool:
+async def _healthy(session: aiohttp.ClientSession, plan: RolePlan, timeout_s: float = 2.0) -> bool:
+    timeout = aiohttp.ClientTimeout(total=max(timeout_s, POLL_S))
     try:
-        async with session.get(f"{plan.api_url}/health") as response:
+        async with session.get(f"{plan.api_url}/health", timeout=timeout) as response:
             return response.status == 200
     except (aiohttp.ClientError, asyncio.TimeoutError):
         return False

@@ -24,10 +24,12 @@ from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
 from afd.agent.progress import Progress
 from afd.agent.run_directory import RunDirectory
-from afd.agent.stall import StallWatch
+from afd.agent.stall import StallWatch, first_failure
 from afd.agent.status import AgentStatus
 from afd.control.abort import Cause
+from afd.control.channel import Deadline
 from afd.control.group import Control, Waiting
+from afd.control.handshake import names
 from afd.control.handshake import transport as agreed_transport
 from afd.control.hub import LocalHub, Process, open_hub
 from afd.control.rendezvous import open_control
@@ -43,6 +45,8 @@ FAREWELL_S = 0.5
 """How long FFN ranks may take to end by themselves when Attention has left."""
 LEAVE_S = 2.0
 """How much longer than its grace period Attention may take to leave, in the eyes of FFN."""
+READY_S = 10.0
+"""How long the other role may take to say that it is ready when this one has used up its time to load."""
 POLL_S = 0.05
 _T = TypeVar("_T")
 
@@ -154,10 +158,11 @@ class RoleAgent:
 
     async def _start(self, control: Control, processes: Processes, hub: str, transport: str) -> None:
         """Bring the role from nothing to ``ready``."""
-        plan = self._plan
+        plan, load_s = self._plan, self._plan.config.timeouts.load_s
+        deadline = Deadline(load_s)
         self._progress.joined(control)
         if plan.download is not None:
-            await fetch(plan.download, plan.model, plan.environment, plan.config.timeouts.load_s)
+            await fetch(plan.download, plan.model, plan.environment, load_s)
             self._progress.downloaded()
         await processes.launch(hub, transport)
         self._progress.imported()
@@ -165,20 +170,32 @@ class RoleAgent:
         watch = asyncio.create_task(self._guarded(control, self._watch(control, processes)))
         self.status.on_close(watch.cancel)
         if plan.role is Role.ATTENTION:
-            await readiness.until_healthy(plan)
+            await readiness.until_healthy(plan, deadline)
             self._progress.loaded()
             self._enter(control, "warming")
             await readiness.warm_up(plan)
             self._progress.warm()
         else:
-            await self._connected.wait()
+            await self._until_connected(deadline)
             self._progress.loaded()
             self._enter(control, "ready-to-warm")
         await processes.settled()
-        await control.exchange("ready", {rank: True for rank in plan.ranks}, plan.config.timeouts.load_s)
+        left_s = max(READY_S, deadline.remaining() or 0.0)
+        await control.exchange("ready", {rank: True for rank in plan.ranks}, left_s)
         self._enter(control, "ready")
         if self.status.state is State.READY:
             self._progress.ready(self.status.port)
+
+    async def _until_connected(self, deadline: Deadline) -> None:
+        """FFN's ranks have their weights, and a link to each Attention rank."""
+        try:
+            await asyncio.wait_for(self._connected.wait(), deadline.remaining())
+        except asyncio.TimeoutError:
+            load_s, ranks = self._plan.config.timeouts.load_s, names(self._plan.ranks)
+            raise RoleFailedError(
+                f"{ranks} was not connected within {load_s:g} s of the rendezvous; give it more with "
+                "--afd-timeouts-load-s"
+            ) from None
 
     async def _serve(
         self,
@@ -220,19 +237,13 @@ class RoleAgent:
             return
         watch = StallWatch(
             lambda: processes.inflight,
-            lambda: self.status.steps,
+            lambda: self.status.progress,
             lambda: readiness.warm_up(plan),
             plan.config.timeouts.step_s,
         )
         self.status.stalled_s = lambda: watch.stalled_s
-        tasks = [asyncio.create_task(watch.run()), asyncio.create_task(readiness.while_healthy(plan))]
-        try:
-            await asyncio.gather(*tasks)
-        except RoleFailedError as error:
-            await control.fail(Cause.of(error, str(plan.ranks[0]), plan.hello.host.name))
-        finally:
-            for task in tasks:
-                task.cancel()
+        error = await first_failure(watch.run(), readiness.while_healthy(plan))
+        await control.fail(Cause.of(error, str(plan.ranks[0]), plan.hello.host.name))
 
     async def _guarded(self, control: Control, work: Coroutine[Any, Any, None]) -> None:
         """Run what nobody waits for: should it break, the role ends instead of going on without it."""

@@ -167,7 +167,7 @@ def ignored_tmpdir() -> str:
     """The value of TMPDIR when temporary files go elsewhere: it is absent, read-only, or full. Else ""."""
     asked = os.environ.get("TMPDIR", "")
     found = _temporary()
-    return asked if asked and not isinstance(found, str) and Path(asked).absolute() != found else ""
+    return asked if asked and not isinstance(found, str) and os.path.abspath(asked) != str(found) else ""
 
 
 def _stale_in(base: Path, prefixes: tuple[str, ...]) -> Iterator[Path]:

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests in flight, and no step: whether Attention's processes are stuck.
+"""Requests in flight, and nothing is computed: whether Attention's processes are stuck.
 
 The rank that waits for a peer knows when that one makes no progress, but nobody waits for a rank that announces no
-step. And no step is no proof: the client of a finished answer may be slow to read it. So the agent asks for a token of
-its own, which costs nothing while all is well.
+step. And no progress is no proof: the client of a finished answer may be slow to read it. So the agent asks for a token
+of its own, which costs nothing while all is well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn
 
 from afd.errors import RoleFailedError
 
@@ -18,30 +19,31 @@ POLL_S = 0.25
 
 
 class StallWatch:
-    """Looks at how many requests are in flight and how many steps were done; :attr:`stalled_s` is for readiness."""
+    """Looks at how many requests are in flight and at what was computed; :attr:`stalled_s` is for readiness."""
 
     def __init__(
         self,
         inflight: Callable[[], int],
-        steps: Callable[[], int],
+        progress: Callable[[], float],
         ask: Callable[[], Awaitable[None]],
         step_s: float,
     ) -> None:
-        """``ask`` has one token generated, or raises RoleFailedError within ``step_s`` or so."""
-        self._inflight, self._steps, self._ask, self._step_s = inflight, steps, ask, step_s
+        """``progress`` is another number when a layer of a step was computed. ``ask`` has one token generated, or
+        raises RoleFailedError within ``step_s`` or so."""
+        self._inflight, self._progress, self._ask, self._step_s = inflight, progress, ask, step_s
         self._since: float | None = None
 
     @property
     def stalled_s(self) -> float | None:
-        """For how long requests have been in flight without a step; None when all is well."""
+        """For how long requests have been in flight without progress; None when all is well."""
         return None if self._since is None else time.monotonic() - self._since
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Watch until cancelled. Raises RoleFailedError when requests wait and no token can be had."""
-        done = self._steps()
+        done = self._progress()
         while True:
             await asyncio.sleep(POLL_S)
-            before, done = done, self._steps()
+            before, done = done, self._progress()
             if done != before or not self._inflight():
                 self._since = None
             elif self._since is None:
@@ -50,15 +52,28 @@ class StallWatch:
                 await self._prove(done)
                 self._since = None
 
-    async def _prove(self, done: int) -> None:
+    async def _prove(self, done: float) -> None:
         waiting, since = self._inflight(), self._since
         assert since is not None
         try:
             await self._ask()
         except RoleFailedError:
-            if self._steps() != done:
+            if self._progress() != done:
                 return
             raise RoleFailedError(
-                f"{waiting} requests in flight, and no step for {time.monotonic() - since:.0f} s; a request of the "
-                "agent's own was not answered either: the API server, the engine or its worker is stuck"
+                f"{waiting} requests in flight, and nothing computed for {time.monotonic() - since:.0f} s; a request "
+                "of the agent's own was not answered either: the API server, the engine or its worker is stuck"
             ) from None
+
+
+async def first_failure(*watches: Coroutine[Any, Any, NoReturn]) -> RoleFailedError:
+    """What the first of the watches raises; the others are cancelled."""
+    tasks = [asyncio.create_task(watch) for watch in watches]
+    try:
+        await asyncio.gather(*tasks)
+    except RoleFailedError as error:
+        return error
+    finally:
+        for task in tasks:
+            task.cancel()
+    raise AssertionError("a watch ends by raising only")

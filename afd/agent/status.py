@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STEPS = "afd_steps_total"
+STEPS, BYTES = "afd_steps_total", "afd_hop_bytes_total"
 
 
 class AgentStatus:
@@ -104,6 +104,11 @@ class AgentStatus:
     def steps(self) -> int:
         """Steps that the role's ranks have done."""
         return int(self._metrics.total(STEPS))
+
+    @property
+    def progress(self) -> float:
+        """A number that grows with every step, and with every layer of a step."""
+        return self._metrics.total(STEPS) + self._metrics.total(BYTES)
 
     # ---- StatusSource -----------------------------------------------------------------------------------
 

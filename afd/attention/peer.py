@@ -49,6 +49,7 @@ class Peer:
         self.ids = crossing.spec.ids
         self._step = 0
         self._counters = StepCounters(Role.FFN)
+        self._counters.follow(lambda: link.counters)
         self._reporter = Reporter(crossing.session, self._counters.snapshot)
 
     @classmethod

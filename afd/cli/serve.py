@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from afd.agent.environment import RUNNER_VARIABLE
 from afd.agent.output import Output, OutputHandler
 from afd.agent.plan import RolePlan, plan_role
 from afd.agent.role_agent import RoleAgent
+from afd.agent.threads import Calls, block_signals
 from afd.cli.options import afd_options, port_or_any, refuse_unknown, resolve
 from afd.errors import ConfigError
 from afd.observe.server import PORT
@@ -139,12 +139,13 @@ def serve(plan: RolePlan) -> int:
     )
 
     async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(Calls())
         try:
             await RoleAgent(plan, output.line).run()
         finally:
             # The role has ended and its exit code is known. The loop gives the signals back to the system on its way
             # out, and whoever stops both roles, one after the other, would kill this one in its last moments.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+            block_signals()
 
     try:
         asyncio.run(run())

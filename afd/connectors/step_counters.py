@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from afd.connectors.base import LinkCounters
 from afd.control.messages import Phase
@@ -25,6 +25,11 @@ class StepCounters:
         self._step_seconds = self._all.histogram("afd_step_seconds")
         self._wait_seconds = self._all.histogram("afd_wait_seconds", peer=str(peer))
         self._waited = 0.0
+        self._link: Callable[[], LinkCounters] = LinkCounters
+
+    def follow(self, link: Callable[[], LinkCounters]) -> None:
+        """Count what crosses ``link`` as it crosses, and not only when the step is over."""
+        self._link = link
 
     def add(self, phase: Phase, real: int, padded: int, seconds: float, link: LinkCounters) -> None:
         """Count one step of ``seconds``: ``padded`` rows, of which ``real`` are tokens.
@@ -39,9 +44,9 @@ class StepCounters:
         self._step_seconds.observe(seconds)
         self._wait_seconds.observe(link.wait_s - self._waited)
         self._waited = link.wait_s
-        self._sent.value = link.sent_bytes
-        self._received.value = link.received_bytes
 
     def snapshot(self) -> Mapping[str, float]:
-        """All values, for a report."""
+        """All values, for a report. For one thread, which may be another than the one that steps."""
+        link = self._link()
+        self._sent.value, self._received.value = link.sent_bytes, link.received_bytes
         return self._all.snapshot()

@@ -100,6 +100,7 @@ class RankProcess:
             crossing.exchange("steps", listener.address)
             listener.connect_all(timeouts.load_s)
             link = crossing.connector.open_ffn(crossing.spec, crossing.exchange)
+            self.counters.follow(lambda: link.counters)
             crossing.session.report({}, state="ready-to-warm")
             reporter = Reporter(crossing.session, self.counters.snapshot)
             self.server(link).serve(listener.next)

@@ -79,7 +79,7 @@ def timestamp(seconds: float) -> str:
 def not_ready(status: Status, *, stuck_s: float | None = None, bound_s: float = 60.0) -> str | None:
     """Why the role of ``status`` is not ready, or None.
 
-    ``stuck_s`` is for how long requests have been in flight without a step (None: all is well), ``bound_s`` how long
+    ``stuck_s`` is for how long requests have been in flight without progress (None: all is well), ``bound_s`` how long
     that may be.
     """
     if status.state != State.READY:
@@ -90,5 +90,5 @@ def not_ready(status: Status, *, stuck_s: float | None = None, bound_s: float = 
         if peer.state in ("lost", "left", State.FAILED, State.STOPPED):
             return f"{peer.rank} on {peer.host} is {peer.state}"
     if stuck_s is not None and stuck_s > bound_s:
-        return f"requests are in flight, and no step was done for {stuck_s:.1f} s (bound: {bound_s:g} s)"
+        return f"requests are in flight, and nothing was computed for {stuck_s:.1f} s (bound: {bound_s:g} s)"
     return None

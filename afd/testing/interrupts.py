@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 class Interrupts:
     """Inside the block SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt until :meth:`ending`, and are only noted from
-    then on. For the main thread; once.
+    then on. For the main thread; once. A second one before that is only noted, too.
 
     An exception out of nowhere is lost when it hits a finalizer or the hooks of a fork, and can part a process from the
     one that started it. So what takes long belongs into :meth:`run`, and :meth:`check` stands at the end.
@@ -27,7 +27,7 @@ class Interrupts:
         self._cancel: Callable[[], object] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self.again = False
-        """Whether a signal has come since the end began."""
+        """Whether another signal has come since the first one, or since the end began."""
 
     def __enter__(self) -> Interrupts:
         for number in self.NUMBERS:
@@ -78,7 +78,7 @@ class Interrupts:
         self._ending = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._ending:
+        if self._ending or self._came:  # what the first one has begun to end must not be cut off
             self.again = True
             return
         self._came = True

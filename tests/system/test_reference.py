@@ -31,16 +31,21 @@ Natives = Callable[[Layout, Script], Interview]
 START = {
     "afd",
     "afd.agent",
+    "afd.agent.last_words",
     "afd.agent.launch_protocol",
     "afd.errors",
+    "afd.families",
     "afd.launch",
     "afd.launch.api_server",
     "afd.launch.arguments",
     "afd.launch.children",
+    "afd.launch.inspection",
     "afd.launch.server",
     "afd.rebind",
+    "afd.topology",
 }
-"""All of AFD that the reference has in memory: what forked it, parsed its arguments and lets it fork its children."""
+"""All of AFD that the reference has in memory: what forked it, let vLLM look at its model classes before, parsed its
+arguments and lets it fork its children."""
 
 _IMPORTED = re.compile(r"import '(afd(?:\.[\w.]+)?)' #")
 

@@ -82,6 +82,7 @@ def test_a_tokenizer_of_any_kind_is_enough(model: Path, name: str) -> None:
 
 def test_a_tokenizer_from_elsewhere_or_none_at_all_is_left_to_vllm(model: Path) -> None:
     check_tokenizer(parse(["--skip-tokenizer-init"]), model)
+    check_tokenizer(parse(["--tokens-only"]), model)
     check_tokenizer(parse(["--tokenizer", "somebody/tokenizer"]), model)
     (model / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "x--y"}}')
     check_tokenizer(parse([]), model)

@@ -140,7 +140,8 @@ def test_signals_in_the_last_moments_of_a_role_do_not_change_its_exit_code(roles
     ffn = roles.running["ffn"]
     while ffn.poll() is None:
         ffn.send_signal(signal.SIGTERM)
-        time.sleep(0.0005)
+        ffn.send_signal(signal.SIGINT)
+        time.sleep(0.0001)
     assert roles.ended("ffn")[0] == 0
     assert roles.ended("attention")[0] == 0
 

@@ -10,6 +10,7 @@ from afd.topology import Role
 
 def test_steps_tokens_bytes_and_waits_are_counted() -> None:
     counters, link = StepCounters(Role.FFN), LinkCounters()
+    counters.follow(lambda: link)
     link.sent_bytes, link.received_bytes, link.wait_s = 100, 90, 0.02
     counters.add("profile", 0, 64, 0.5, link)
     link.sent_bytes, link.received_bytes, link.wait_s = 150, 140, 0.05
@@ -25,3 +26,11 @@ def test_steps_tokens_bytes_and_waits_are_counted() -> None:
 
 def test_a_rank_that_has_done_nothing_reports_zeros() -> None:
     assert set(StepCounters(Role.FFN).snapshot().values()) == {0}
+
+
+def test_what_crosses_is_seen_while_the_step_goes_on() -> None:
+    counters, link = StepCounters(Role.FFN), LinkCounters()
+    counters.follow(lambda: link)
+    link.sent_bytes = 10
+    assert counters.snapshot()["afd_hop_bytes_total{direction=sent}"] == 10
+    assert counters.snapshot()["afd_step_seconds_sum"] == 0

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from afd.control.ports import listen, owner
+from afd.control import ports
+from afd.control.ports import listen, owner, privileged
 from afd.errors import ConfigError
 from afd.testing.free_ports import free_port
 
@@ -76,10 +77,33 @@ def test_a_user_who_may_not_see_the_owner_is_told_so() -> None:
 
 
 def test_a_port_for_root_is_refused_with_the_lowest_number_for_others() -> None:
-    first = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
-    assert first > 1, "on this machine every port is for everybody"
+    first = int(ports._UNPRIVILEGED.read_text())
     expected = f"the agent port cannot listen on 127.0.0.1:{first - 1}: ports below {first} are for root"
-    assert as_a_user(first - 1) == f"ConfigError {expected}; choose {first} or more"
+    if first > 1:
+        assert as_a_user(first - 1) == f"ConfigError {expected}; choose {first} or more"
+    else:  # as in many containers
+        assert "are for root" not in as_a_user(1)
+
+
+@pytest.mark.parametrize(
+    ("content", "port", "says"),
+    [
+        ("1024\n", 80, "ports below 1024 are for root; choose 1024 or more"),
+        ("90\n", 89, "ports below 90 are for root; choose 90 or more"),
+        (
+            "0\n",
+            80,
+            "this user may not listen on port 80 (a rule of this machine, such as SELinux); choose another",
+        ),
+        ("", 80, "ports below 1024 are for root; choose 1024 or more"),
+    ],
+)
+def test_which_ports_are_for_root_is_a_setting_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, port: int, says: str
+) -> None:
+    (tmp_path / "first").write_text(content)
+    monkeypatch.setattr(ports, "_UNPRIVILEGED", tmp_path / "first")
+    assert privileged(port) == says
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 99999, 10**30])

@@ -81,6 +81,7 @@ class Pair:
         }
         self.contexts: list[tuple[Slot, int]] = []
         self.counters = FFNCounters()
+        self.counters.follow(lambda: self.ffn.counters)
         self.server = FFNServer(self.layers, self.ffn, self._context, self.counters)
 
     @contextmanager

@@ -103,7 +103,7 @@ def test_ready_is_200_and_so_is_a_peer_that_is_ready_to_warm() -> None:
 def test_a_step_without_progress_is_not_ready_and_an_idle_role_is() -> None:
     assert (
         not_ready(READY, stuck_s=61.0)
-        == "requests are in flight, and no step was done for 61.0 s (bound: 60 s)"
+        == "requests are in flight, and nothing was computed for 61.0 s (bound: 60 s)"
     )
     assert not_ready(READY, stuck_s=2.0) is None
     assert not_ready(status(last_step_age_s=1e6)) is None

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +25,6 @@ def test_a_port_that_somebody_listens_on_at_any_address_is_not_given(monkeypatch
 
 
 def test_ports_of_outgoing_connections_are_avoided() -> None:
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    chosen = candidates(first, last)
-    assert first not in chosen and last not in chosen
     assert candidates(32_768, 60_999) == range(10_000, 32_768)
     assert candidates(10_240, 50_000) == range(50_001, 65_536)
 

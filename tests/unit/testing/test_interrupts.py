@@ -69,3 +69,20 @@ def test_a_signal_in_code_that_loses_exceptions_is_not_lost() -> None:
         interrupts.take()
         interrupts.check()
         assert interrupts.run(asyncio.sleep(0, "done")) == "done"
+
+
+def test_a_second_signal_hurries_what_the_first_one_has_begun_to_end_and_does_not_cut_it_off() -> None:
+    ended: list[str] = []
+
+    async def work(interrupts: Interrupts) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(20)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.05)
+            ended.append(f"in order, again: {interrupts.again}")
+
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        interrupts.run(work(interrupts))
+    assert ended == ["in order, again: True"]
