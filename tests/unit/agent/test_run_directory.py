@@ -106,6 +106,13 @@ def test_xdg_runtime_dir_comes_before_tmp_when_tmpdir_is_too_long(
     made.close()
 
 
+def test_a_tmpdir_may_be_spelt_in_any_way(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (short / "a").mkdir()
+    monkeypatch.setenv("TMPDIR", f"{short}/a/../a/")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert run_directory.ignored_tmpdir() == ""
+
+
 def test_a_tmpdir_that_is_absent_is_said_and_another_one_is_used(
     short: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
