@@ -9,18 +9,12 @@ the place in the file. The version of AFD itself is not here, it is in ``VERSION
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from afd import toml_data
 from afd.errors import ConfigError
 
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z0-9.+]*)")
@@ -74,15 +68,15 @@ class Pins:
 @functools.cache
 def load() -> Pins:
     """The pins that ship with this package. Raises ConfigError when the file is not what this module expects."""
-    return parse(importlib.resources.files("afd").joinpath("pins.toml").read_text(encoding="utf-8"))
+    return _pins(toml_data.load("afd", "pins.toml"))
 
 
 def parse(text: str) -> Pins:
     """Pins from the text of a ``pins.toml``. Raises ConfigError naming the table and key that is wrong."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"pins.toml is not valid TOML: {error}") from error
+    return _pins(toml_data.parse(text, "pins.toml"))
+
+
+def _pins(document: dict[str, object]) -> Pins:
     top = _Table("", document, {"python", "vllm", "vllm-ascend", "platform", "tool"})
     python = top.table("python", {"minimum", "below"})
     vllm = top.table("vllm", {"version", "commit"})

@@ -8,15 +8,9 @@ value is a good one is left to vLLM.
 from __future__ import annotations
 
 import functools
-import importlib.resources
-import sys
 from collections.abc import Mapping
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from afd import toml_data
 from afd.agent.vllm_arguments import Given, VllmArguments
 from afd.config.kinds import nearest, show
 from afd.errors import ConfigError
@@ -28,8 +22,8 @@ OWN = ("--agent-host", "--agent-port", "--afd-runner")
 @functools.cache
 def flags() -> Mapping[str, str]:
     """Every flag of `vllm serve`, and how many values it takes: "none", "one", "optional" (one or none), "several"."""
-    text = importlib.resources.files("afd.agent").joinpath("vllm_flags.toml").read_text(encoding="utf-8")
-    return {flag: kind for kind, names in tomllib.loads(text).items() for flag in names}
+    kinds = toml_data.load("afd.agent", "vllm_flags.toml")
+    return {flag: kind for kind, names in kinds.items() for flag in names}
 
 
 def check(arguments: VllmArguments) -> None:

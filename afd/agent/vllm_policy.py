@@ -7,15 +7,9 @@ The table is ``vllm_policy.toml``. It names every flag of vLLM, so that a new on
 from __future__ import annotations
 
 import functools
-import importlib.resources
-import sys
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from afd import toml_data
 from afd.agent.vllm_arguments import VllmArguments
 from afd.errors import UnsupportedError
 
@@ -25,9 +19,7 @@ _LOAD_FORMATS = ("auto", "safetensors", "dummy")
 @functools.cache
 def table() -> dict[str, dict[str, Any]]:
     """The tables of ``vllm_policy.toml``: feature, size, refused, only, judged and passed."""
-    text = importlib.resources.files("afd.agent").joinpath("vllm_policy.toml").read_text(encoding="utf-8")
-    tables: dict[str, dict[str, Any]] = tomllib.loads(text)
-    return tables
+    return toml_data.load("afd.agent", "vllm_policy.toml")
 
 
 def features(arguments: VllmArguments) -> list[str]:
