@@ -22,7 +22,8 @@ from afd.testing.compare import Comparison, compare_all
 from afd.testing.completions import Answer, Question, ask_all
 from afd.testing.interrupts import Interrupts
 from afd.testing.questions import again, one_at_a_time, sampled, together
-from afd.testing.stack import GONE_S, POLL_S, Group, Layout, Reference, SharedLauncher, metrics, status
+from afd.testing.reference import Reference
+from afd.testing.stack import GONE_S, POLL_S, Group, Layout, SharedLauncher, metrics, status
 from afd.topology import Role
 
 READY_S = 180.0

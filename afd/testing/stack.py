@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole AFD group and a native reference on this host, as real processes: what smoke runs and system tests use.
+"""A whole AFD group on this host, as real processes: what smoke runs and system tests use.
 
-One launcher imports vLLM once; the reference and both roles are forked from it. The reference is unmodified
-vLLM: no plugin is loaded, no argument of AFD's is given, and it gets the same threads, runner and dtype.
+One launcher imports vLLM once; both roles are forked from it, and so is the native reference beside them.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ import aiohttp
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from afd.agent import cores, vllm_arguments
+from afd.agent import cores
 from afd.agent.environment import cpu_environment
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
-from afd.agent.launcher import Child, Launcher, describe_exit, own_session, start_launcher
-from afd.agent.leftovers import Leftovers, runs
-from afd.agent.plan import API_SERVER
+from afd.agent.launcher import describe_exit, own_session, start_launcher
+from afd.agent.leftovers import runs
 from afd.agent.run_directory import RunDirectory
 from afd.errors import PeerAbsentError, RoleFailedError
 from afd.testing.free_ports import free_port
@@ -248,7 +246,7 @@ class Group:
         deadline = time.monotonic() + timeout_s
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             for role in self.roles.values():
-                while not await _answers(session, f"{role.agent_url}/readyz"):
+                while not await answers(session, f"{role.agent_url}/readyz"):
                     for other in self.roles.values():
                         if other.exit_code is not None:
                             raise RoleFailedError(
@@ -270,113 +268,8 @@ class Group:
             role.close()
 
 
-class Reference:
-    """Native vLLM, forked from the shared launcher. Use inside one event loop; :meth:`close` kills it."""
-
-    def __init__(
-        self,
-        launcher: Launcher,
-        child: Child,
-        url: str,
-        log: Path,
-        leftovers: Leftovers,
-        sockets: RunDirectory,
-    ) -> None:
-        self._launcher = launcher
-        self._sockets = sockets
-        self._child = child
-        self._leftovers = leftovers
-        self.pid = child.pid
-        self.url = url
-        self.log = log
-
-    @classmethod
-    async def start(
-        cls,
-        layout: Layout,
-        directory: Path,
-        launcher: str,
-        *,
-        target: str = API_SERVER,
-        arguments: Sequence[str] | None = None,
-    ) -> Reference:
-        """Start it; the launcher must be ready. :meth:`ready` waits for the server.
-
-        ``arguments`` replaces what follows the model, by default :func:`native_arguments`. ``target`` replaces the
-        function that it runs.
-        """
-        port = free_port()
-        argv = [_local(layout.model), *(native_arguments(layout) if arguments is None else arguments)]
-        argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", layout.served]
-        path = directory / "native.log"
-        log = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed with the pump)
-
-        def write(line: str) -> None:
-            log.write(line + "\n")
-            log.flush()
-
-        # For the sockets of its processes, which they cannot remove when they are killed.
-        sockets = RunDirectory.for_sockets()
-        environment = {**native_environment(layout), "VLLM_RPC_BASE_PATH": str(sockets.path)}
-        leftovers = Leftovers()
-        connection = await Launcher.open(directory, environment, 120.0, path=launcher)
-        try:
-            child = await connection.spawn("native vLLM", target, argv, environment, write)
-        except BaseException:
-            await connection.close()
-            raise
-        return cls(connection, child, f"http://127.0.0.1:{port}", path, leftovers, sockets)
-
-    async def ready(self, timeout_s: float) -> None:
-        """Wait until it answers. Raises RoleFailedError."""
-        deadline = time.monotonic() + timeout_s
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-            while not await _answers(session, f"{self.url}/health"):
-                if self._child.exited.done():
-                    raise RoleFailedError(
-                        f"native vLLM {describe_exit(self._child.exited.result())}: "
-                        + "\n".join(self._child.tail[-5:])
-                    )
-                if time.monotonic() > deadline:
-                    raise RoleFailedError(f"native vLLM was not ready within {timeout_s:.0f} s")
-                await asyncio.sleep(POLL_S)
-
-    async def close(self) -> None:
-        """Kill it, which is quicker than its shutdown, and remove the shared memory and sockets that it leaves then.
-
-        Raises RoleFailedError when it lives on.
-        """
-        self._leftovers.observe([self.pid])
-        await self._launcher.close()
-        deadline = time.monotonic() + GONE_S
-        while alive := self._leftovers.alive():
-            if time.monotonic() > deadline:
-                raise RoleFailedError(f"processes {alive} of native vLLM were killed, but are still there")
-            await asyncio.sleep(0.02)
-        self._leftovers.remove()
-        self._sockets.close()
-
-
-def native_arguments(layout: Layout) -> list[str]:
-    """What native vLLM is told besides its model, address and name: the layout's arguments, and no word of AFD."""
-    return vllm_arguments.native(vllm_arguments.parse(layout.vllm_args))
-
-
-def native_environment(layout: Layout) -> dict[str, str]:
-    """The environment of native vLLM: the threads and cores of one rank of the layout, and no plugin."""
-    plan = cores.plan_threads(layout.topology.world_size)[-1]
-    return cpu_environment(
-        {**base_environment(), "VLLM_PLUGINS": ""}, runner=layout.runner, threads=plan.threads, bind=plan.bind
-    )
-
-
-def _local(model: str) -> str:
-    from afd.agent.model_files import resolve
-
-    return str(resolve(model))
-
-
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+async def answers(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether a GET gets 200."""
     try:
         async with session.get(url) as response:
             return response.status == 200

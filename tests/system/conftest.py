@@ -16,9 +16,10 @@ import pytest
 from afd.testing.compare import Comparison
 from afd.testing.completions import Answer, Question, ask_all
 from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS, one_at_a_time, sampled
+from afd.testing.reference import Reference
 from afd.testing.smoke import Outcome
 from afd.testing.smoke_record import write_record
-from afd.testing.stack import Group, Layout, Reference, SharedLauncher
+from afd.testing.stack import Group, Layout, SharedLauncher
 from afd.topology import Topology
 from tests.lasting import LASTING
 from tests.system.interview import ITERATIONS, Interview, Script, interview_native

@@ -12,7 +12,8 @@ from pathlib import Path
 from afd.testing import questions as smoke
 from afd.testing.compare import Comparison, compare_all
 from afd.testing.completions import Answer, Question, ask_all
-from afd.testing.stack import Group, Layout, Reference, metrics
+from afd.testing.reference import Reference
+from afd.testing.stack import Group, Layout, metrics
 from afd.topology import Role
 
 READY_S = 150.0

@@ -15,7 +15,8 @@ import pytest
 from afd.testing.compare import compare_all
 from afd.testing.completions import Answer, Question, ask_all
 from afd.testing.questions import MAX_MODEL_LEN
-from afd.testing.stack import Group, Reference
+from afd.testing.reference import Reference
+from afd.testing.stack import Group
 from afd.topology import Role
 from tests.system.conftest import layout
 from tests.system.interview import READY_S, crossed, reasons, report

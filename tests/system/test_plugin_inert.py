@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from afd.agent.model_files import resolve
-from afd.testing.stack import native_arguments, native_environment
+from afd.testing.reference import native_arguments, native_environment
 from tests.system.conftest import ROOT, layout
 
 

@@ -21,7 +21,8 @@ import pytest
 from afd.agent.model_files import resolve
 from afd.testing.completions import Question, ask_all
 from afd.testing.free_ports import free_port
-from afd.testing.stack import Layout, Reference, native_arguments, native_environment
+from afd.testing.reference import Reference, native_arguments, native_environment
+from afd.testing.stack import Layout
 from tests.system.conftest import layout
 from tests.system.interview import Interview, Script, hold, reasons, report, short_script
 from tests.system.variants import MODULES_DIRECTORY

@@ -13,7 +13,8 @@ import pytest
 
 from afd.agent.safetensors_files import read_header
 from afd.families import FAMILIES
-from afd.testing.stack import Group, Layout, Reference
+from afd.testing.reference import Reference
+from afd.testing.stack import Group, Layout
 from afd.testing.tiny import TinyModel, build
 from afd.topology import Role
 from tests.system.conftest import VLLM_ARGS, layout

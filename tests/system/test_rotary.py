@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from afd.testing.completions import Answer, Question, ask_all
-from afd.testing.stack import Group, Layout, Reference, native_arguments
+from afd.testing.reference import Reference, native_arguments
+from afd.testing.stack import Group, Layout
 from tests.system.conftest import VLLM_ARGS, layout
 from tests.system.interview import READY_S, start, stop
 
