@@ -93,6 +93,7 @@ def plan_role(
     """
     arguments = vllm_arguments.parse(vllm_argv)
     vllm_policy.check(arguments)
+    vllm_policy.check_variables(environment)
     installed = versions()
     if installed["vllm"] == pins.load().vllm_version:  # another version has other flags
         vllm_flags.check(arguments)

@@ -7,6 +7,7 @@ The table is ``vllm_policy.toml``. It names every flag of vLLM, so that a new on
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from afd import toml_data
@@ -18,7 +19,7 @@ _LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 @functools.cache
 def table() -> dict[str, dict[str, Any]]:
-    """The tables of ``vllm_policy.toml``: feature, size, refused, only, judged and passed."""
+    """The tables of ``vllm_policy.toml``: feature, size, refused, only, variable, judged and passed."""
     return toml_data.load("afd.agent", "vllm_policy.toml")
 
 
@@ -29,7 +30,7 @@ def features(arguments: VllmArguments) -> list[str]:
     # Any other way to read a checkpoint takes tensors of the other role into memory before they can be left out.
     lazy = arguments.get("--safetensors-load-strategy", "lazy") in ("lazy", "prefetch")
     known = arguments.get("--load-format", "auto") in _LOAD_FORMATS
-    if not (known and lazy) or arguments.enabled("--model-loader-extra-config"):
+    if not (known and lazy) or arguments.mapping("--model-loader-extra-config"):
         found.append("load_format")
     converted = arguments.get("--convert", "auto") not in ("auto", "none")
     if arguments.get("--runner", "auto") == "pooling" or converted:
@@ -60,3 +61,10 @@ def check(arguments: VllmArguments) -> None:
             raise UnsupportedError(
                 f"vLLM argument {flag} {arguments.get(flag)}: {rule['reason']}; leave it out, or set it to {accepted}"
             )
+
+
+def check_variables(environment: Mapping[str, str]) -> None:
+    """Raise UnsupportedError for variables of vLLM with which it could do what the other role would not hear of."""
+    for name, reason in table()["variable"].items():
+        if environment.get(name, "0") != "0":
+            raise UnsupportedError(f"{name}={environment[name]}: {reason}; unset it, or set it to 0")

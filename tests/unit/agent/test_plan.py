@@ -230,6 +230,13 @@ def test_what_is_not_supported_is_refused_before_anything_is_opened(
         planned(checkpoint, argv=(*FLOAT32, *argv), **settings)
 
 
+@pytest.mark.parametrize("role", list(Role))
+def test_endpoints_that_act_on_attention_only_are_not_opened(checkpoint: Path, role: Role) -> None:
+    planned(checkpoint, role, environment={"VLLM_SERVER_DEV_MODE": "0"})
+    with pytest.raises(UnsupportedError, match=r"^VLLM_SERVER_DEV_MODE=1: .* /pause, .*only; unset it"):
+        planned(checkpoint, role, environment={"VLLM_SERVER_DEV_MODE": "1"})
+
+
 @pytest.mark.parametrize("flag", ["-tp", "-dp"])
 def test_parallel_sizes_of_attention_are_refused_on_ffn(checkpoint: Path, flag: str) -> None:
     with pytest.raises(UnsupportedError, match=r"for Attention only: .* 2; leave out"):

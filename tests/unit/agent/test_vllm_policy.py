@@ -19,6 +19,7 @@ def test_every_flag_of_vllm_stands_in_exactly_one_table() -> None:
     classified = collections.Counter(
         flag
         for name, content in tables.items()
+        if name != "variable"
         for flag in (content["flags"] if name in ("judged", "passed") else content)
     )
     long = {flag for flag in flags() if flag.startswith("--")}
@@ -56,6 +57,9 @@ def test_every_feature_named_here_is_a_row_of_the_support_matrix() -> None:
         (["--load-format", "dummy"], []),
         (["--load-format", "gguf"], ["load_format"]),
         (["--safetensors-load-strategy", "eager"], ["load_format"]),
+        (["--model-loader-extra-config", "{}"], []),
+        (["--model-loader-extra-config", '{"a": 1}'], ["load_format"]),
+        (["--model-loader-extra-config.a", "1"], ["load_format"]),
         (["--runner", "pooling"], ["pooling"]),
         (["--convert", "embed"], ["pooling"]),
         (["--runner", "generate", "--convert", "none"], []),
@@ -94,3 +98,10 @@ def test_other_values_than_the_accepted_ones_are_refused_naming_those(flag: str)
 
 def test_a_flag_that_was_negated_afterwards_is_not_refused() -> None:
     check(parse(["--data-parallel-external-lb", "--no-data-parallel-external-lb"]))
+
+
+def test_a_server_without_an_engine_is_refused() -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"--data-parallel-size-local 0: .*without an engine.*; leave it out, or .* 1$"
+    ):
+        check(parse(["-dpl", "0"]))
