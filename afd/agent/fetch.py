@@ -18,7 +18,7 @@ from pathlib import Path
 
 from afd.agent.launcher import own_session
 from afd.agent.model_files import HubModel, inspect
-from afd.errors import AFDError, ConfigError, RoleFailedError
+from afd.errors import AFDError, ConfigError, ResourceError, RoleFailedError
 
 _NO_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 
@@ -26,8 +26,9 @@ _NO_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"
 async def fetch(model: HubModel, directory: Path, environment: Mapping[str, str], timeout_s: float) -> None:
     """Download the weights of ``model`` into ``directory``, where its other files are, and check them.
 
-    Its bars are shown on a terminal. Raises ConfigError with what is wrong with the model or with the way to it, and
-    RoleFailedError at the deadline. When it is cancelled, the download ends; what has come is kept for the next one.
+    Its bars are shown on a terminal. Raises ConfigError with what is wrong with the model or with the way to it,
+    ResourceError when there is no room for it, and RoleFailedError at the deadline. When it is cancelled, the download
+    ends; what has come is kept for the next one.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__, str(directory)),
@@ -52,6 +53,8 @@ async def fetch(model: HubModel, directory: Path, environment: Mapping[str, str]
             await process.wait()
     if process.returncode == ConfigError.exit_code:
         raise ConfigError(said.decode())
+    if process.returncode == ResourceError.exit_code and said:
+        raise ResourceError(said.decode())
     if process.returncode != 0:
         raise RoleFailedError(f"the download of {model.name} ended with code {process.returncode}; see above")
 

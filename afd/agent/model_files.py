@@ -8,12 +8,13 @@ file" when they mean "no permission", and notice a truncated download minutes af
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,16 @@ from typing import Any
 from afd.agent import safetensors_files
 from afd.agent.safetensors_files import explain, open_model_file
 from afd.config.kinds import show
-from afd.errors import ConfigError
+from afd.errors import AFDError, ConfigError, ResourceError
 
 BUILTIN = "builtin:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SMALL_FILES = ("*.json", "*.model", "*.jinja", "*.txt", "*.tiktoken", "*.py")
 _WEIGHT_FILES = ("*.safetensors",)
+_NESTED_WEIGHTS = "*/*.safetensors"
+"""vLLM reads those of the top only, and this is what a pattern of the hub matches below it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _LARGEST_JSON = 256 << 20
 # Differ between copies of one model without changing it.
 _VOLATILE = {"_name_or_path", "transformers_version"}
@@ -55,35 +60,42 @@ class ModelFingerprint:
 @dataclass(frozen=True)
 class HubModel:
     """A model on the Hugging Face hub. ``cache`` is the directory to download to, the hub's own when it is None;
-    ``token`` lets read a model that is not public, the user's login when it is None.
+    ``token`` lets read a model that is not public, the user's login when it is None. ``ignored`` are patterns of
+    weights that are left where they are, as vLLM's --ignore-patterns.
     """
 
     name: str
     revision: str | None = None
     cache: str | None = None
     token: str | None = field(default=None, repr=False)
+    ignored: Sequence[str] = ()
 
     def download(self, *, weights: bool, deadline_s: float = 60.0) -> Path:
         """Download it, or all but its weights, and return its directory, whose name is the commit.
 
-        ``deadline_s`` bounds the wait for the hub's first answer, not a download that is moving. Raises ConfigError.
+        ``deadline_s`` bounds the wait for the hub's first answer, not a download that is moving. Raises ConfigError,
+        and ResourceError when there is no room for it.
         """
         # Here and not above: a third of a second that local models do not need.
         from huggingface_hub import snapshot_download
 
-        def download(*patterns: str) -> str:
+        def download(*patterns: str, but: Sequence[str] = ()) -> str:
             return snapshot_download(
                 self.name,
                 revision=self.revision,
                 cache_dir=self.cache,
                 token=self.token,
                 allow_patterns=list(patterns),
+                ignore_patterns=list(but),
                 etag_timeout=10,
             )
 
         with self._explained():
             _within(deadline_s, f"the hub about {self.name!r}", lambda: download("config.json"))
-            return Path(download(*_SMALL_FILES, *(_WEIGHT_FILES if weights else ())))
+            directory = download(*_SMALL_FILES)
+            if weights:  # for themselves: a pattern of the user's is not about config.json
+                directory = download(*_WEIGHT_FILES, but=(*self.ignored, _NESTED_WEIGHTS))
+            return Path(directory)
 
     def reach(self) -> None:
         """Ask the hub about it. Raises ConfigError with the reason when that does not work: :meth:`download` is content
@@ -101,6 +113,8 @@ class HubModel:
         try:
             yield
         except (OSError, HfHubHTTPError, HFValidationError) as error:
+            if isinstance(error, OSError) and error.errno in (*_FULL, *_FORBIDDEN):
+                raise self._not_written(error) from error
             reason = next(
                 (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
             )
@@ -109,11 +123,32 @@ class HubModel:
                 f"directory, or check the name, the network and HF_TOKEN{_builtin_meant(self.name)}"
             ) from error
 
+    def _not_written(self, error: OSError) -> AFDError:
+        """What is wrong with the directory to download to."""
+        from huggingface_hub.constants import HF_HUB_CACHE
 
-def locate(model: str, revision: str | None = None, **hub: str | None) -> Path | HubModel:
+        cache = self.cache or HF_HUB_CACHE
+        what = f"model {self.name!r}: the download to {cache} failed ({error.strerror}"
+        if error.errno in _FULL:
+            return ResourceError(f"{what}); free space there, or set HF_HOME or --download-dir")
+        where = f": {error.filename}" if error.filename else ""
+        return ConfigError(
+            f"{what}{where}); let uid {os.geteuid()} write there, or set HF_HOME or --download-dir to a directory of "
+            "its own"
+        )
+
+
+def locate(
+    model: str,
+    revision: str | None = None,
+    *,
+    cache: str | None = None,
+    token: str | None = None,
+    ignored: Sequence[str] = (),
+) -> Path | HubModel:
     """The local directory of ``model``: a path or ``builtin:<name>``; or, for any other id, the model on the hub.
 
-    ``hub`` are more fields of :class:`HubModel`. Raises :class:`ConfigError` for what can be neither.
+    The others are more fields of :class:`HubModel`. Raises :class:`ConfigError` for what can be neither.
     """
     if model.startswith(BUILTIN):
         # Here and not above: NumPy is a tenth of a second that no other kind of model needs.
@@ -127,7 +162,7 @@ def locate(model: str, revision: str | None = None, **hub: str | None) -> Path |
         raise ConfigError(
             f"model {show(model)}: there is no such directory; give a local directory, builtin:NAME or a hub id"
         )
-    return HubModel(model, revision, **hub)
+    return HubModel(model, revision, cache, token, ignored)
 
 
 def resolve(model: str, *, deadline_s: float = 60.0) -> Path:

@@ -104,6 +104,7 @@ def plan_role(
         arguments.get("--revision") or None,
         cache=os.path.abspath(cache) if (cache := arguments.get("--download-dir")) else None,
         token=arguments.get("--hf-token") or None,
+        ignored=arguments.values.get("--ignore-patterns", ()),
     )
     on_hub = found if isinstance(found, HubModel) else None
     directory = found.download(weights=False) if isinstance(found, HubModel) else found

@@ -42,6 +42,9 @@ def hub(name: str, directory: Path, token: str = "") -> Iterator[Hub]:
     """A hub that runs inside the block."""
     served = Hub(name, directory, token)
 
+    def names() -> list[str]:
+        return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -58,24 +61,24 @@ def hub(name: str, directory: Path, token: str = "") -> Iterator[Hub]:
             if token and self.headers.get("Authorization") != f"Bearer {token}":
                 self._send(401, b"{}")
             elif self.path.startswith(f"/api/models/{name}/revision/"):
-                files = [{"rfilename": path.name} for path in sorted(directory.iterdir())]
+                files = [{"rfilename": file} for file in names()]
                 self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode())
             elif self.path.startswith(f"/api/models/{name}/tree/"):
                 tree = [
                     {
                         "type": "file",
-                        "path": path.name,
-                        "size": path.stat().st_size,
-                        "oid": _digest(path)[:40],
+                        "path": file,
+                        "size": (directory / file).stat().st_size,
+                        "oid": _digest(directory / file)[:40],
                     }
-                    for path in sorted(directory.iterdir())
+                    for file in names()
                 ]
                 self._send(200, json.dumps(tree).encode())
             elif self.path.startswith(f"/{name}/resolve/"):
-                served.revisions.add(self.path.split("/")[-2])
-                path = directory / self.path.rpartition("/")[2]
-                if path.exists():
-                    self._send(200, path.read_bytes(), path.name)
+                revision, _, file = self.path.removeprefix(f"/{name}/resolve/").partition("/")
+                served.revisions.add(revision)
+                if (directory / file).exists():
+                    self._send(200, (directory / file).read_bytes(), file)
                 else:
                     self._send(404, b"")
             else:

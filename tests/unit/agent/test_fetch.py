@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +20,7 @@ from afd.agent.model_files import HubModel, inspect
 from afd.errors import ConfigError, RoleFailedError
 from tests.unit.agent.hub import COMMIT, Hub, hub
 from tests.unit.agent.plans import small_model
+from tests.unit.small_disk import on_small_disk
 
 MODEL = HubModel("org/small", token="secret")
 
@@ -52,6 +56,74 @@ def test_the_weights_of_the_commit_that_was_inspected_come_from_the_hub(served: 
 def test_a_model_that_may_not_be_read_is_a_clear_error(served: Hub, directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"model 'org/small': .*not available from the hub.*HF_TOKEN"):
         get(served, directory, HubModel("org/small", token="wrong"))
+
+
+@pytest.mark.parametrize("ignored", [(), ("consolidated*",)])
+def test_weights_that_nobody_would_read_are_not_downloaded(
+    served: Hub, directory: Path, ignored: tuple[str, ...]
+) -> None:
+    weights = (served.directory / "model.safetensors").read_bytes()
+    others = ("original/model.safetensors", "original/deep/model.safetensors", "consolidated.safetensors")
+    for number, name in enumerate(others):  # what is equal would come once
+        (served.directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (served.directory / name).write_bytes(weights[:-1] + bytes([number]))
+    get(served, directory, replace(MODEL, ignored=ignored))
+    names = {name for name in served.served if name.endswith(".safetensors")}
+    assert names == {"model.safetensors", *(() if ignored else ["consolidated.safetensors"])}
+
+
+def test_weights_that_vllm_is_told_to_ignore_are_those_of_its_flag(served: Hub, tmp_path: Path) -> None:
+    code = """
+from afd.topology import Role
+from tests.unit.agent.plans import planned
+plan = planned("org/small", Role.FFN, ("--hf-token", "secret", "--ignore-patterns", "consolidated*", "*.pth"))
+print(*plan.download.ignored)
+"""
+    variables = {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout == "consolidated* *.pth\n", run.stderr
+
+
+def test_patterns_of_weights_to_ignore_keep_no_other_file_away(served: Hub, directory: Path) -> None:
+    get(served, directory, replace(MODEL, ignored=("*.json",)))
+    assert inspect(directory) == inspect(served.directory)
+
+
+@pytest.mark.isolated
+def test_a_full_disk_is_named_as_that_with_what_to_do(served: Hub, tmp_path: Path) -> None:
+    (served.directory / "model.safetensors").write_bytes(bytes(2 << 20))
+    code = f"""
+import asyncio, os, sys
+from pathlib import Path
+from afd.agent.fetch import fetch
+from afd.agent.model_files import HubModel
+from afd.errors import ResourceError
+model = HubModel("org/small", token="secret", cache=sys.argv[1])
+try:
+    asyncio.run(fetch(model, Path(sys.argv[1], "{COMMIT}"), os.environ, 60))
+except ResourceError as error:
+    print(error.exit_code, error)
+"""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = on_small_disk(code, disk, {"HF_ENDPOINT": served.url, "HF_HUB_OFFLINE": "0"})
+    expected = (
+        f"71 model 'org/small': the download to {disk} failed (No space left on device); free space there"
+    )
+    assert run.stdout.startswith(expected) and run.stdout.endswith("or set HF_HOME or --download-dir\n"), run
+
+
+def test_a_cache_that_may_not_be_written_is_named(served: Hub, directory: Path) -> None:
+    # Nobody makes a directory there, root neither.
+    with pytest.raises(ConfigError, match=r"^model 'org/small': the download to /sys/cache failed .*HF_HOME"):
+        get(served, directory, replace(MODEL, cache="/sys/cache"))
 
 
 def test_weights_that_are_no_good_are_named_with_what_is_wrong(served: Hub, directory: Path) -> None:
