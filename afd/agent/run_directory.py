@@ -17,6 +17,7 @@ import stat
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,8 +33,10 @@ PATH_BYTES = 107
 _LONGEST_NAME = len("/") + 36
 """vLLM names a socket by a UUID; AFD's own names are shorter."""
 _NEW = ".afd-new-"
-"""A directory has its name only when its owner holds the lock."""
+"""A directory has its name only while its owner holds the lock: before and afterwards it begins like this."""
 _OWNER = "owner"
+_ATTEMPTS = 5
+"""A directory without its lock may be swept while it is made: then another one is made."""
 
 
 class RunDirectory:
@@ -93,16 +96,26 @@ class RunDirectory:
 
     @classmethod
     def _make(cls, base: Path, prefix: str) -> RunDirectory:
-        new = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return cls._try(base, prefix)
+            except (FileNotFoundError, BlockingIOError):  # swept under our hands
+                continue
+        return cls._try(base, prefix)
+
+    @classmethod
+    def _try(cls, base: Path, prefix: str) -> RunDirectory:
+        new, lock = Path(tempfile.mkdtemp(prefix=_NEW, dir=base)), -1
         try:
-            with open(new / _OWNER, "x", encoding="ascii") as file:
-                file.write(f"{os.getpid()}\n")
-            lock = os.open(new / _OWNER, os.O_RDONLY | os.O_CLOEXEC)
+            lock = os.open(new / _OWNER, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(lock, f"{os.getpid()}\n".encode("ascii"))
             path = base / f"{prefix}{new.name.removeprefix(_NEW)}"
             new.rename(path)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
+            if lock >= 0:
+                os.close(lock)
             raise
         return cls(path, lock)
 
@@ -119,14 +132,25 @@ class RunDirectory:
 
 def stale(bases: Iterable[Path] | None = None) -> list[Path]:
     """Directories of this user's runs that were killed, in ``bases`` or where runs of this environment put them."""
-    return [path for base in bases or _bases() for path in _stale_in(base, (RUN, LOGS))]
+    found = []
+    for base in bases or _bases():
+        for path in _named(base, (RUN, LOGS, _NEW)):
+            with _taken(path, fcntl.LOCK_SH) as taken:
+                if taken or _is_bare(path):
+                    found.append(path)
+    return found
 
 
 def sweep(bases: Iterable[Path] | None = None) -> None:
     """Remove the directories for sockets that killed runs left. Nobody can miss them."""
     for base in bases or _bases():
-        for path in _stale_in(base, (RUN,)):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in _named(base, (RUN, _NEW)):
+            with _taken(path, fcntl.LOCK_EX) as taken:
+                if taken:
+                    _clear(path)
+                elif _is_bare(path):
+                    with suppress(OSError):  # its maker was quicker
+                        path.rmdir()
 
 
 _RANDOM = 8
@@ -141,8 +165,28 @@ def _tell(base: Path, problems: str) -> None:
 
 def _remove(path: Path, lock: int, owner: int) -> None:
     if os.getpid() == owner:  # not in a process forked from it
-        shutil.rmtree(path, ignore_errors=True)
+        _clear(path)
         os.close(lock)
+
+
+def _clear(path: Path) -> None:
+    """Remove a directory whose lock this process holds, as far as it can. Cut off anywhere, it leaves what is stale."""
+    gone = path.with_name(f"{_NEW}{path.name.rpartition('-')[2]}")
+    with suppress(OSError):
+        path.rename(gone)
+        path = gone
+    with suppress(OSError):
+        with os.scandir(path) as entries:
+            others = [entry for entry in entries if entry.name != _OWNER]
+        for entry in others:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    os.unlink(entry.path)
+        if os.listdir(path) == [_OWNER]:  # without it, what is left would be nobody's for ever
+            os.unlink(path / _OWNER)
+        path.rmdir()
 
 
 def _bases() -> list[Path]:
@@ -170,32 +214,51 @@ def ignored_tmpdir() -> str:
     return asked if asked and not isinstance(found, str) and os.path.abspath(asked) != str(found) else ""
 
 
-def _stale_in(base: Path, prefixes: tuple[str, ...]) -> Iterator[Path]:
+def _named(base: Path, prefixes: tuple[str, ...]) -> list[Path]:
+    """Directories of this user in ``base`` whose names begin like those of runs."""
     try:
         with os.scandir(base) as entries:
             paths = sorted(Path(entry.path) for entry in entries if entry.name.startswith(prefixes))
     except OSError:
-        return
-    for path in paths:
-        if _is_stale(path):
-            yield path
+        return []
+    return [path for path in paths if _is_ours(path)]
 
 
-def _is_stale(path: Path) -> bool:
-    """Whether it is a directory of this user whose owner holds no lock any more."""
+def _is_ours(path: Path) -> bool:
     try:
         status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            return False
-        lock = os.open(path / _OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _is_bare(path: Path) -> bool:
+    """Whether it is empty because its maker was killed before it had a lock, or its remover before it was done."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return True
+        return path.name.startswith(_NEW) and not os.listdir(path)
+    except OSError:
+        return False
+
+
+@contextmanager
+def _taken(path: Path, kind: int) -> Iterator[bool]:
+    """Whether its owner holds no lock any more. Inside the block nobody else gets it, unless both only look."""
+    try:
+        lock = os.open(path / _OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _locked(lock, kind)
+    finally:
+        os.close(lock)
+
+
+def _locked(lock: int, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
         return False
-    finally:
-        os.close(lock)
+    return True

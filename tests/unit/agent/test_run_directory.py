@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,3 +163,75 @@ def test_a_directory_that_only_looks_like_one_of_a_run_is_not_touched(
     run_directory.sweep()
     assert not {*before} & {*run_directory.stale()}
     assert sorted(short.iterdir()) == before and (elsewhere / "owner").exists()
+
+
+_STEPS = ("open", "os.", "shutil.", "fcntl.")
+
+
+def _killed_at(step: int) -> bool:
+    """Make, fill and close a directory in a process that is killed before its nth step. Whether it came so far."""
+    pid = os.fork()
+    if pid == 0:
+        left = iter(range(step))
+
+        def kill(event: str, _: object) -> None:
+            if event.startswith(_STEPS) and event != "os.kill" and next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(kill)
+            made = RunDirectory.for_sockets()
+            for name in ("a", "b"):
+                (made.path / name).touch()
+                (made.path / f"directory-{name}").mkdir()
+            made.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(pid, 0)[1]
+    assert os.WIFSIGNALED(status) or status == 0
+    return os.WIFSIGNALED(status)
+
+
+def test_a_kill_at_any_moment_leaves_what_is_stale_and_what_the_next_run_removes(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short))
+    tempfile.gettempdir()
+    found = set()
+    for step in range(200):
+        if not _killed_at(step):
+            break
+        left = list(short.iterdir())
+        found |= {(path.name[:8], (path / "owner").exists()) for path in left}
+        assert run_directory.stale([short]) == left, f"killed at step {step}"
+        run_directory.sweep([short])
+        assert list(short.iterdir()) == [], f"killed at step {step}"
+    else:
+        pytest.fail("it never came to its end")
+    assert found == {(".afd-new", False), (".afd-new", True), (RUN, True)}
+
+
+def test_a_directory_in_the_making_or_in_use_survives_those_who_sweep(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short))
+    done = threading.Event()
+
+    def sweep() -> None:
+        while not done.is_set():
+            run_directory.sweep([short])
+
+    threads = [threading.Thread(target=sweep) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        made = [RunDirectory.for_sockets() for _ in range(100)]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert sorted(directory.path for directory in made) == sorted(short.iterdir())
+    assert all((directory.path / "owner").exists() for directory in made)
+    for directory in made:
+        directory.close()
