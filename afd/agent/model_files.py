@@ -22,6 +22,7 @@ from typing import Any
 
 from afd.agent import safetensors_files
 from afd.agent.safetensors_files import explain, open_model_file
+from afd.agent.threads import signals_blocked
 from afd.config.kinds import show
 from afd.errors import AFDError, ConfigError, ResourceError
 
@@ -108,16 +109,16 @@ class HubModel:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
         try:
             yield
-        except (OSError, HfHubHTTPError, HFValidationError) as error:
+        except AFDError:
+            raise
+        except Exception as error:  # of its HTTP library, or of what a proxy answers in the hub's place
             if isinstance(error, OSError) and error.errno in (*_FULL, *_FORBIDDEN):
                 raise self._not_written(error) from error
-            reason = next(
-                (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-            )
+            words = next((line.strip() for line in str(error).splitlines() if line.strip()), "no words")
+            known = type(error).__module__.startswith(("huggingface_hub", "builtins"))
+            reason = words if known and isinstance(error, OSError) else f"{type(error).__name__}: {words}"
             raise ConfigError(
                 f"model {self.name!r}: not a local directory, and not available from the hub ({reason}); give a local "
                 f"directory, or check the name, the network and HF_TOKEN{_builtin_meant(self.name)}"
@@ -152,7 +153,8 @@ def locate(
     """
     if model.startswith(BUILTIN):
         # Here and not above: NumPy is a tenth of a second that no other kind of model needs.
-        from afd.testing.tiny import resolve_builtin
+        with signals_blocked():  # its threads are not the ones to stop a role
+            from afd.testing.tiny import resolve_builtin
 
         return resolve_builtin(model)
     path = Path(model).expanduser()

@@ -57,12 +57,16 @@ async def while_healthy(plan: RolePlan) -> NoReturn:
     """Ask for its health again and again. Raises RoleFailedError when it has not answered well for ``step_s``."""
     step_s = plan.config.timeouts.step_s
     period_s = min(HEALTH_S, step_s / 4)
+    silent_s, since = 0.0, None
     async with aiohttp.ClientSession() as session:
-        well = time.monotonic()
-        while (silent_s := time.monotonic() - well) < step_s:
+        while silent_s < step_s:
             await asyncio.sleep(period_s)
-            if await _healthy(session, plan, well + step_s - time.monotonic()):
-                well = time.monotonic()
+            asked = time.monotonic()
+            if await _healthy(session, plan, max(step_s - silent_s, period_s)):
+                silent_s, since = 0.0, None
+            else:  # from the first question that was not answered
+                since = asked if since is None else since
+                silent_s = time.monotonic() - since
     raise RoleFailedError(f"the API server has not answered for {silent_s:.0f} s: it is stuck")
 
 
@@ -70,6 +74,7 @@ async def _healthy(session: aiohttp.ClientSession, plan: RolePlan, timeout_s: fl
     timeout = aiohttp.ClientTimeout(total=max(timeout_s, POLL_S))
     try:
         async with session.get(f"{plan.api_url}/health", timeout=timeout) as response:
+            await response.read()  # the connection can be used again
             return response.status == 200
     except (aiohttp.ClientError, asyncio.TimeoutError):
         return False

@@ -26,6 +26,7 @@ from afd.agent.progress import Progress
 from afd.agent.run_directory import RunDirectory
 from afd.agent.stall import StallWatch, first_failure
 from afd.agent.status import AgentStatus
+from afd.agent.threads import ENDING
 from afd.control.abort import Cause
 from afd.control.channel import Deadline
 from afd.control.group import Control, Waiting
@@ -70,8 +71,9 @@ class RoleAgent:
     async def run(self) -> None:
         """Run the role to its end. Returns after a stop that was asked for; raises the AFDError that ended it."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        for number in ENDING:
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as with nohup
+                loop.add_signal_handler(number, self._on_signal, number)
         runtime = RunDirectory.for_sockets()
         try:
             await readiness.api_port(self._plan)
@@ -216,7 +218,8 @@ class RoleAgent:
                 await aborting
                 return
             log.info("Attention left: %s", self._left.result())
-            self.status.enter("draining")
+            if self._served():
+                self.status.enter("draining")
             await processes.wait(self._plan.config.timeouts.grace_s)
             self.status.enter("stopped")
 
@@ -253,6 +256,9 @@ class RoleAgent:
             log.exception("a task of the agent broke")
             await control.fail(Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name))
 
+    def _served(self) -> bool:
+        return self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY)
+
     def _leaving(self) -> bool:
         """Whether this role is stopping, or what it served has left: processes may end now."""
         return self._stop.is_set() or self._left.done()
@@ -273,7 +279,7 @@ class RoleAgent:
     ) -> None:
         """A signal, here or at a peer. Attention lets vLLM finish what is in flight, within its budget; FFN serves
         until Attention has left. Raises RoleFailedError unless everything in flight was answered."""
-        served = self.status.state in (State.READY_TO_WARM, State.WARMING, State.READY)
+        served = self._served()
         if served:
             self.status.enter("draining")
         control.set_state("draining")

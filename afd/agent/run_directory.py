@@ -244,7 +244,7 @@ def _is_bare(path: Path) -> bool:
 def _taken(path: Path, kind: int) -> Iterator[bool]:
     """Whether its owner holds no lock any more. Inside the block nobody else gets it, unless both only look."""
     try:
-        lock = os.open(path / _OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = os.open(path / _OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         yield False
         return

@@ -35,7 +35,8 @@ class StallWatch:
 
     @property
     def stalled_s(self) -> float | None:
-        """For how long requests have been in flight without progress; None when all is well."""
+        """For how long nothing has been computed since a request came; None when all is well. That the request is gone
+        proves nothing: its client may have given up."""
         return None if self._since is None else time.monotonic() - self._since
 
     async def run(self) -> NoReturn:
@@ -44,16 +45,16 @@ class StallWatch:
         while True:
             await asyncio.sleep(POLL_S)
             before, done = done, self._progress()
-            if done != before or not self._inflight():
+            if done != before:
                 self._since = None
             elif self._since is None:
-                self._since = time.monotonic()
+                self._since = time.monotonic() if self._inflight() else None
             elif time.monotonic() - self._since > self._step_s:
                 await self._prove(done)
                 self._since = None
 
     async def _prove(self, done: float) -> None:
-        waiting, since = self._inflight(), self._since
+        since = self._since
         assert since is not None
         try:
             await self._ask()
@@ -61,8 +62,8 @@ class StallWatch:
             if self._progress() != done:
                 return
             raise RoleFailedError(
-                f"{waiting} requests in flight, and nothing computed for {time.monotonic() - since:.0f} s; a request "
-                "of the agent's own was not answered either: the API server, the engine or its worker is stuck"
+                f"requests came, and nothing was computed for {time.monotonic() - since:.0f} s; a request of the "
+                "agent's own was not answered either: the API server, the engine or its worker is stuck"
             ) from None
 
 

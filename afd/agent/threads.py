@@ -9,28 +9,37 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_ENDING = {signal.SIGTERM, signal.SIGINT}
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The signals that stop a role."""
 
 
 def block_signals() -> set[int | signal.Signals]:
-    """No SIGTERM or SIGINT for the calling thread, nor for those that it starts from here on. Returns what was blocked
-    before."""
-    return set(signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING))
+    """None of :data:`ENDING` for the calling thread, nor for those that it starts from here on. Returns what was
+    blocked before."""
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, ENDING))
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Threads that are started inside the block get no signals. For imports of libraries that start some."""
+    before = block_signals()
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
     """Run ``target`` in a daemon thread that gets no signals."""
     thread = threading.Thread(target=target, name=name, daemon=True)
-    before = block_signals()  # it inherits them; blocking its own would leave a moment
-    try:
+    with signals_blocked():  # it inherits them; blocking its own would leave a moment
         thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return thread
 
 

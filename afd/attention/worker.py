@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import vllm.v1.worker.cpu.model_runner as native_v2
@@ -14,6 +14,7 @@ from vllm.v1.worker import cpu_worker as native
 
 from afd.attention.peer import Peer, attention_rank_of, report_failure
 from afd.attention.runners import AttentionRunnerV1, AttentionRunnerV2
+from afd.attention.unpinned import Unpinned
 from afd.rebind import rebind
 
 
@@ -53,7 +54,7 @@ class AttentionWorker(native.CPUWorker):
             return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        with self._afd_blame():
+        with self._afd_blame(), Unpinned() if grammar_output is not None else nullcontext():
             return super().sample_tokens(grammar_output)
 
     @contextmanager

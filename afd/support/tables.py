@@ -232,13 +232,5 @@ FEATURES: Mapping[str, Feature] = {
             "use --load-format auto, safetensors or dummy, without --safetensors-load-strategy and "
             "--model-loader-extra-config",
         ),
-        Feature(
-            "structured_output",
-            "response_format, guided decoding",
-            "not refused by AFD: vLLM's V2 runner pins memory for such a request, which ends the engine on CPU, "
-            "without AFD too",
-            "use --afd-runner v1 for it",
-            only=(("platform", "cpu"), ("runner", "v2")),
-        ),
     )
 }

@@ -149,9 +149,7 @@ def test_requests_for_which_nothing_is_computed_end_the_role(groups: Groups, nam
     assert found.codes == {Role.FFN: 70, Role.ATTENTION: 71}
     assert found.seconds[Role.FFN] < 2 * step_s + 3
     says = (
-        "A0: the API server has not answered for"
-        if name == "API server"
-        else "in flight, and nothing computed for"
+        "A0: the API server has not answered for" if name == "API server" else "and nothing was computed for"
     )
     for role in group.roles.values():
         assert role.error().startswith("A0: ") and says in role.error()

@@ -30,6 +30,8 @@ class Hub:
     served: list[str] = field(default_factory=list)
     revisions: set[str] = field(default_factory=set)
     stalled: threading.Event = field(default_factory=threading.Event)
+    instead: bytes = b""
+    """What every question is answered with, when it is set."""
     released: threading.Event = field(default_factory=threading.Event)
 
 
@@ -58,7 +60,9 @@ def hub(name: str, directory: Path, token: str = "") -> Iterator[Hub]:
             self._answer()
 
         def _answer(self) -> None:
-            if token and self.headers.get("Authorization") != f"Bearer {token}":
+            if served.instead:
+                self._send(200, served.instead)
+            elif token and self.headers.get("Authorization") != f"Bearer {token}":
                 self._send(401, b"{}")
             elif self.path.startswith(f"/api/models/{name}/revision/"):
                 files = [{"rfilename": file} for file in names()]

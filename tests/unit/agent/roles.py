@@ -81,6 +81,12 @@ def api_server_that_ends(argv: Sequence[str]) -> None:
     sys.exit(3)
 
 
+def ffn_rank_that_loads(argv: Sequence[str]) -> None:
+    """For longer than any test lasts."""
+    RankSession.attach(rank=F0)
+    time.sleep(120)
+
+
 def ffn_rank_that_leaves(argv: Sequence[str]) -> None:
     """As one does when Attention said goodbye to it."""
     session = RankSession.attach(rank=F0)

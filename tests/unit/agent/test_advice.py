@@ -16,7 +16,7 @@ from afd.support import DIMENSIONS, FEATURES
 from afd.topology import Role
 
 # Nobody chooses these on the command line: the image, the model, or a request decides.
-ELSEWHERE = {"platform", "family", "multimodal", "structured_output"}
+ELSEWHERE = {"platform", "family", "multimodal"}
 
 ASYNC = ("--afd-connector", "CAMAsyncAFDConnector")
 GATE = "--afd-compute-gate-on-attention"

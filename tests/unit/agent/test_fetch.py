@@ -126,6 +126,15 @@ def test_a_cache_that_may_not_be_written_is_named(served: Hub, directory: Path) 
         get(served, directory, replace(MODEL, cache="/sys/cache"))
 
 
+@pytest.mark.parametrize("answer", [b"<html>log in</html>", b"[]"])
+def test_what_a_proxy_answers_in_the_hubs_place_is_no_bug_of_ours(
+    served: Hub, directory: Path, answer: bytes
+) -> None:
+    served.instead = answer
+    with pytest.raises(ConfigError, match=r"not available from the hub \((JSONDecode|Attribute)Error: "):
+        get(served, directory)
+
+
 def test_weights_that_are_no_good_are_named_with_what_is_wrong(served: Hub, directory: Path) -> None:
     (served.directory / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid")
     with pytest.raises(ConfigError, match=r"model\.safetensors: a Git LFS pointer, not weights"):

@@ -281,6 +281,16 @@ def test_a_stop_while_vllm_is_imported_does_not_wait_for_that(roles: Roles) -> N
     assert not any(process.is_running() for process in left)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_of_attention_while_ffn_loads_is_a_stop_of_both(roles: Roles, number: signal.Signals) -> None:
+    roles.both(ffn="ffn_rank_that_loads")
+    wait_until(lambda: "process" in roles.text("ffn") and "(F0) attached" in roles.text("ffn"), "FFN loads")
+    wait_until(lambda: "first request answered" in roles.text("attention"), "Attention has loaded")
+    roles.running["attention"].send_signal(number)
+    assert [roles.ended(role)[0] for role in GOOD] == [0, 0], roles.text("ffn")
+    assert roles.get("ffn", "/status") == (0, None)
+
+
 def test_a_stop_while_it_waits_for_its_peer_is_a_stop(roles: Roles) -> None:
     roles.start("ffn")
     wait_until(lambda: roles.get("ffn", "/status")[0] == 200, "it answers")

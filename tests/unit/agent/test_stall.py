@@ -26,6 +26,8 @@ class Role:
     each_look: float = 0
     """How much progress is made until the agent looks again."""
     answer: Callable[[Role], None] = lambda role: None
+    impatient: bool = False
+    """Requests come and go, without an answer."""
     asked: int = 0
     stalls: list[float | None] = field(default_factory=list)
 
@@ -34,6 +36,8 @@ class Role:
         self.answer(self)
 
     def look(self) -> float:
+        if self.impatient:
+            self.inflight = 1 - self.inflight
         self.progress += self.each_look
         return self.progress
 
@@ -70,11 +74,15 @@ def answered(role: Role) -> None:
 
 def test_requests_for_which_nothing_is_computed_and_no_answer_to_ours_are_a_failure() -> None:
     role = Role(inflight=3, answer=unanswered)
-    with pytest.raises(
-        RoleFailedError, match=r"^3 requests in flight, and nothing computed for 0 s; .* stuck$"
-    ):
+    with pytest.raises(RoleFailedError, match=r"^requests came, and nothing was computed for 0 s; .* stuck$"):
         asyncio.run(role.watched(5.0))
     assert role.asked == 1
+
+
+def test_clients_that_give_up_before_the_agent_looks_into_it_do_not_hide_a_failure() -> None:
+    role = Role(answer=unanswered, impatient=True)
+    with pytest.raises(RoleFailedError, match="nothing was computed"):
+        asyncio.run(role.watched(5.0))
 
 
 @pytest.mark.parametrize("answer", [answered, unanswered_but_computing])

@@ -71,12 +71,6 @@ def test_every_listed_feature_is_refused_somewhere_and_explains_itself(feature: 
     assert FEATURES[feature].flag in problem(Combination(features=frozenset({feature})))
 
 
-def test_a_refusal_that_is_limited_to_a_runner_leaves_the_other_alone() -> None:
-    features = frozenset({"structured_output"})
-    assert problem(Combination(runner="v2", features=features))
-    check(Combination(runner="v1", features=features))
-
-
 def test_a_feature_without_a_row_is_a_bug_of_the_caller() -> None:
     with pytest.raises(MisuseError, match="no feature 'teleport'"):
         check(Combination(features=frozenset({"teleport"})))
