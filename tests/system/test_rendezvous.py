@@ -139,3 +139,4 @@ def test_ranks_listen_on_the_loopback_interface_only(groups: Groups) -> None:
         for name, process in tree(group).items()
     }
     assert listening["rank F0"] == {"127.0.0.1"}  # its step channel
+    assert group.stop() == {Role.FFN: 0, Role.ATTENTION: 0}
