@@ -226,6 +226,12 @@ class Processes:
             return
         self._ended = True
         try:
+            await self._end(epoch)
+        except Exception:  # the role has another reason to end, which this must not replace
+            log.exception("the processes of the role were not ended in order")
+
+    async def _end(self, epoch: str) -> None:
+        try:
             if self._observer is not None:
                 self._observer.cancel()
             self._deaths.close()

@@ -110,7 +110,7 @@ def test_a_file_that_breaks_a_rule_is_found(
     [
         (text.without_license, "docs/a.md", "No license line needed."),
         (text.too_long, "requirements/cpu.txt", "a\n" * 5000),
-        (text.machine_paths, "afd/a.py", "build/work/main and /workspace/x and docs/home/index"),
+        (text.machine_paths, "afd/a.py", "build/wo" + "rk/main and /workspace/x and docs/home/index"),
         (text.dynamic_attributes, "afd/config/kinds.py", "getattr(config, 'hidden_size')"),
         (text.ascend_names, "afd/ffn/ascend.py", "import torch_npu"),
         (text.ascend_names, "afd/control/a.py", "versions = {'vllm_ascend': pins.load().ascend_commit}"),

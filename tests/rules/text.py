@@ -41,7 +41,7 @@ _REGISTRIES = re.compile(
             ("pythonhosted", "org"),
             ("npmjs", "org"),
             ("crates", "io"),
-            ("proxy.golang", "org"),
+            ("golang", "org"),
             ("maven", "org"),
             ("deb.debian", "org"),
             ("download.pytorch", "org"),

@@ -101,7 +101,7 @@ class Segment:
                 raise _no_room(size, status.f_bavail * status.f_frsize, what, path.parent) from error
             return cls(path, descriptor, size)
         except BaseException:
-            path.unlink()
+            path.unlink(missing_ok=True)  # whatever else went wrong, what is raised is the reason
             raise
         finally:
             os.close(descriptor)
