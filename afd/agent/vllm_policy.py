@@ -7,13 +7,16 @@ The table is ``vllm_policy.toml``. It names every flag of vLLM, so that a new on
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from afd import toml_data
 from afd.agent.vllm_arguments import VllmArguments
-from afd.errors import UnsupportedError
+from afd.errors import ConfigError, UnsupportedError
 
+_MLA, _BIND = "VLLM_MLA_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"
+_CORES = re.compile(r"auto|nobind|[0-9 ,|{}-]*[0-9][0-9 ,|{}-]*")
 _LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -68,3 +71,12 @@ def check_variables(environment: Mapping[str, str]) -> None:
     for name, reason in table()["variable"].items():
         if environment.get(name, "0") != "0":
             raise UnsupportedError(f"{name}={environment[name]}: {reason}; unset it, or set it to 0")
+    if environment.get(_MLA, "1") != "1":
+        raise UnsupportedError(
+            f"{_MLA}={environment[_MLA]}: vLLM's CPU backend has no MLA; unset it, or set it to 1"
+        )
+    if not _CORES.fullmatch(environment.get(_BIND, "auto")):
+        raise ConfigError(
+            f"{_BIND}={environment[_BIND]}: expected auto, nobind, or a list of cores for each rank, such as 0-3|4-7; "
+            "unset it, and AFD chooses"
+        )

@@ -237,6 +237,33 @@ def test_endpoints_that_act_on_attention_only_are_not_opened(checkpoint: Path, r
         planned(checkpoint, role, environment={"VLLM_SERVER_DEV_MODE": "1"})
 
 
+@pytest.mark.parametrize(
+    ("variable", "good", "bad", "says"),
+    [
+        ("VLLM_MLA_DISABLE", "1", "0", "VLLM_MLA_DISABLE=0: vLLM's CPU backend has no MLA; unset it"),
+        (
+            "VLLM_BATCH_INVARIANT",
+            "0",
+            "1",
+            "VLLM_BATCH_INVARIANT=1: on CPU its kernels run in an interpreter",
+        ),
+        (
+            "VLLM_CPU_OMP_THREADS_BIND",
+            "0-3|4,5",
+            "junk",
+            "VLLM_CPU_OMP_THREADS_BIND=junk: expected auto, nobind",
+        ),
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind", "|", r"VLLM_CPU_OMP_THREADS_BIND=\|: expected auto, nobind"),
+    ],
+)
+def test_variables_with_which_vllm_would_fail_after_the_start_are_refused_before_it(
+    checkpoint: Path, variable: str, good: str, bad: str, says: str
+) -> None:
+    planned(checkpoint, environment={variable: good})
+    with pytest.raises(ConfigError, match=f"^{says}"):
+        planned(checkpoint, environment={variable: bad})
+
+
 @pytest.mark.parametrize("flag", ["-tp", "-dp"])
 def test_parallel_sizes_of_attention_are_refused_on_ffn(checkpoint: Path, flag: str) -> None:
     with pytest.raises(UnsupportedError, match=r"for Attention only: .* 2; leave out"):
