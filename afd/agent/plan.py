@@ -31,6 +31,7 @@ API_PORT = 8000
 WORKER_CLASS = "afd.attention.worker.AttentionWorker"
 API_SERVER = "afd.launch.api_server:main"
 FFN_RANK = "afd.ffn.process:main"
+DATA, TENSOR = "--data-parallel-size", "--tensor-parallel-size"
 _QUIET = "--disable-access-log-for-endpoints"
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
@@ -159,6 +160,7 @@ def plan_role(
                 num_attention=config.topology.num_attention,
                 num_ffn=config.topology.num_ffn,
                 order=str(config.topology.order),
+                attention_tp=_size(arguments, TENSOR) if role is Role.ATTENTION else 0,
             ),
             connector=config.connector,
             transport=config.transport,
@@ -210,9 +212,9 @@ def combination(
         dtype=fingerprint.dtype,
         gate="attention" if config.compute_gate_on_attention else "ffn",
         # A size that is not supported is to be refused as what it is, not because a count of ranks does not match it.
-        num_attention=max(config.num_attention_ranks, _size(arguments, "--data-parallel-size")),
+        num_attention=max(config.num_attention_ranks, _size(arguments, DATA)),
         num_ffn=config.num_ffn_ranks,
-        tp=_size(arguments, "--tensor-parallel-size"),
+        tp=_size(arguments, TENSOR),
         on_loss=config.on_loss,
         features=frozenset(vllm_policy.features(arguments)),
     )
@@ -257,7 +259,7 @@ def _size(arguments: VllmArguments, flag: str) -> int:
 
 
 def _check_sizes_of_ffn(arguments: VllmArguments) -> None:
-    sizes = {flag: _size(arguments, flag) for flag in ("--data-parallel-size", "--tensor-parallel-size")}
+    sizes = {flag: _size(arguments, flag) for flag in (DATA, TENSOR)}
     given = " and ".join(f"{flag} {size}" for flag, size in sizes.items() if size != 1)
     if given:
         raise UnsupportedError(f"for Attention only: {given}; leave out {' and '.join(sizes)} for ffn")
@@ -267,10 +269,10 @@ def _ranks(role: Role, config: AFDConfig, arguments: VllmArguments) -> tuple[Ran
     topology = config.topology
     if role is Role.FFN:
         return tuple(Rank(Role.FFN, index) for index in range(topology.num_ffn))
-    data, tensor = _size(arguments, "--data-parallel-size"), _size(arguments, "--tensor-parallel-size")
+    data, tensor = _size(arguments, DATA), _size(arguments, TENSOR)
     if data * tensor != topology.num_attention:
         raise UnsupportedError(
             f"num_attention_ranks is {topology.num_attention}, but data-parallel size {data} × tensor-parallel size "
-            f"{tensor} makes {data * tensor}; set --afd-num-attention-ranks {data * tensor}"
+            f"{tensor} makes {data * tensor}; use --afd-num-attention-ranks {data * tensor}"
         )
     return tuple(Rank(Role.ATTENTION, index) for index in range(topology.num_attention))

@@ -69,15 +69,16 @@ class Processes:
         """Requests that Attention's API server is answering now."""
         return self._inflight.count
 
-    async def launch(self, hub_address: str, transport: str) -> None:
-        """Import vLLM, in the launcher. Raises RoleFailedError."""
+    async def launch(self, hub_address: str, agreed: Mapping[str, str]) -> None:
+        """Import vLLM, in the launcher. ``agreed`` are variables that say what the roles agreed on. Raises
+        RoleFailedError."""
         self._environment = {
             # Where vLLM puts its sockets: a process that is killed leaves them behind.
             "VLLM_RPC_BASE_PATH": str(self._runtime),
             **self._plan.environment,
             SOCKET_ENV: hub_address,
             INFLIGHT_VARIABLE: str(self._runtime / "inflight"),
-            "AFD_RANK_TRANSPORT": transport,
+            **agreed,
         }
         self._launcher = await Launcher.open(self._runtime, self._environment, IMPORT_S)
 

@@ -30,7 +30,7 @@ from afd.agent.threads import ENDING
 from afd.control.abort import Cause
 from afd.control.channel import Deadline
 from afd.control.group import Control, Waiting
-from afd.control.handshake import names
+from afd.control.handshake import attention_tp, names
 from afd.control.handshake import transport as agreed_transport
 from afd.control.hub import LocalHub, Process, open_hub
 from afd.control.rendezvous import open_control
@@ -132,7 +132,11 @@ class RoleAgent:
         ) as hub:
             transport = agreed_transport(control.hellos)
             self.status.transport = transport
-            starting = asyncio.create_task(self._start(control, processes, hub.address, transport))
+            agreed = {
+                "AFD_RANK_TRANSPORT": transport,
+                "AFD_RANK_ATTENTION_TP": str(attention_tp(control.hellos)),
+            }
+            starting = asyncio.create_task(self._start(control, processes, hub.address, agreed))
             telling = asyncio.create_task(self._progress.keep_telling())
             stopping = asyncio.create_task(self._stop.wait())
             aborting = asyncio.create_task(aborted.wait())
@@ -158,7 +162,9 @@ class RoleAgent:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start(self, control: Control, processes: Processes, hub: str, transport: str) -> None:
+    async def _start(
+        self, control: Control, processes: Processes, hub: str, agreed: Mapping[str, str]
+    ) -> None:
         """Bring the role from nothing to ``ready``."""
         plan, load_s = self._plan, self._plan.config.timeouts.load_s
         deadline = Deadline(load_s)
@@ -166,7 +172,7 @@ class RoleAgent:
         if plan.download is not None:
             await fetch(plan.download, plan.model, plan.environment, load_s)
             self._progress.downloaded()
-        await processes.launch(hub, transport)
+        await processes.launch(hub, agreed)
         self._progress.imported()
         await processes.start()
         watch = asyncio.create_task(self._guarded(control, self._watch(control, processes)))

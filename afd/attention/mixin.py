@@ -46,7 +46,7 @@ class AttentionMixin:
             super().load_model(*args, **kwargs)  # type: ignore[misc]
         layers = remote_layers(self.model)
         self.afd_peer = peer = self.afd_peer_class.connect(self.vllm_config, layers)
-        hop.link, hop.last_layer = peer.link, layers[-1]
+        hop.link, hop.last_layer, hop.group = peer.link, layers[-1], peer.row_group()
         self.model.forward = self._afd_forward(self.model.forward, hop, peer)
 
     def _afd_forward(self, native: Any, hop: Hop, peer: Peer) -> Any:

@@ -16,6 +16,7 @@ from afd.agent import vllm_arguments
 from afd.agent.environment import RUNNER_VARIABLE
 from afd.agent.output import Output, OutputHandler
 from afd.agent.plan import RolePlan, plan_role
+from afd.agent.priority import before_the_model
 from afd.agent.role_agent import RoleAgent
 from afd.agent.threads import Calls, block_signals
 from afd.cli.options import afd_options, port_or_any, refuse_unknown, resolve
@@ -137,6 +138,8 @@ def serve(plan: RolePlan) -> int:
         datefmt="%H:%M:%S",
         force=True,
     )
+
+    before_the_model()
 
     async def run() -> None:
         asyncio.get_running_loop().set_default_executor(Calls())

@@ -40,6 +40,13 @@ _WIDE = 1000
     "--attention", "num_attention", default=1, type=click.IntRange(1), metavar="N", help="Attention ranks."
 )
 @click.option("--ffn", "num_ffn", default=1, type=click.IntRange(1), metavar="N", help="FFN ranks.")
+@click.option(
+    "--tp",
+    default=1,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Attention ranks in one tensor-parallel group; the groups are data-parallel replicas.",
+)
 @click.option("--runner", default="v2", type=click.Choice(["v1", "v2"]), help="vLLM's model runner.")
 @click.option(
     "--transport",
@@ -64,6 +71,7 @@ def command(
     model: str,
     num_attention: int,
     num_ffn: int,
+    tp: int,
     runner: str,
     transport: str,
     dtype: str,
@@ -88,6 +96,7 @@ def command(
             *("--max-num-batched-tokens", str(STEP_TOKENS), "--max-num-seqs", "32"),
         ),
         afd_args=("--afd-transport", transport),
+        tp=tp,
     )
     if record is not None:
         _check_writable(record)
@@ -118,6 +127,12 @@ def command(
 
 def _check(layout: Layout, transport: str, dtype: str) -> None:
     """Raises ConfigError for what the support matrix refuses, before anything is started."""
+    layout.topology.validate()
+    if layout.topology.num_attention % layout.tp:
+        raise ConfigError(
+            f"{layout.topology.num_attention} Attention ranks do not divide into tensor-parallel groups of "
+            f"{layout.tp}; use a multiple of {layout.tp} for --attention"
+        )
     found = inspect(resolve(layout.model))
     support.check(
         Combination(
@@ -128,6 +143,7 @@ def _check(layout: Layout, transport: str, dtype: str) -> None:
             dtype=dtype,
             num_attention=layout.topology.num_attention,
             num_ffn=layout.topology.num_ffn,
+            tp=layout.tp,
         )
     )
 
@@ -236,7 +252,7 @@ def _as_data(layout: Layout, outcome: Outcome) -> dict[str, Any]:
     return {
         "passed": outcome.passed,
         "model": layout.model,
-        "topology": str(layout.topology),
+        "topology": str(layout),
         "runner": layout.runner,
         "transport": outcome.transport,
         "requests": len(comparison.verdicts),
@@ -255,7 +271,7 @@ def _table(layout: Layout, outcome: Outcome) -> Table:
     comparison = outcome.comparison
     table = Table(show_header=False, title="AFD smoke", title_justify="left")
     table.add_row("model", f"{layout.model}, {layout.vllm_args[1]}")
-    table.add_row("group", f"{layout.topology}, runner {layout.runner}, transport {outcome.transport}")
+    table.add_row("group", f"{layout}, runner {layout.runner}, transport {outcome.transport}")
     table.add_row(
         "tokens equal to native vLLM",
         f"{comparison.tokens} tokens in {len(comparison.verdicts)} requests, {comparison.ties} ties, "

@@ -49,6 +49,7 @@ AGREED: tuple[Agreed, ...] = (
     Agreed("num_attention_ranks", lambda hello: str(hello.layout.num_attention)),
     Agreed("num_ffn_ranks", lambda hello: str(hello.layout.num_ffn)),
     Agreed("order of the roles", lambda hello: hello.layout.order),
+    Agreed("tensor-parallel size of Attention", lambda hello: str(hello.layout.attention_tp), wildcard="0"),
     Agreed("connector", lambda hello: hello.connector),
     Agreed("transport", lambda hello: hello.transport, wildcard=ANY),
     Agreed("gate placement", lambda hello: hello.gate),
@@ -80,8 +81,8 @@ def differences(hellos: Sequence[Hello]) -> tuple[Difference, ...]:
     found = []
     for field in AGREED:
         values = {str(rank): field.read(hello) for hello in hellos for rank in ranks_of(hello)}
-        distinct = set(values.values()) - {field.wildcard}
-        if len(distinct) > 1:
+        values = {rank: value for rank, value in values.items() if value != field.wildcard}
+        if len(set(values.values())) > 1:
             found.append(Difference(field.name, values))
     if any(hello.transport == "shm" for hello in hellos) and len({h.host.memory for h in hellos}) > 1:
         hosts = {str(rank): hello.host.name for hello in hellos for rank in ranks_of(hello)}
@@ -111,6 +112,11 @@ def transport(hellos: Sequence[Hello]) -> str:
     if any(hello.platform != "cpu" for hello in hellos):
         return "cam"
     return "shm" if len({hello.host.memory for hello in hellos}) == 1 else "collective"
+
+
+def attention_tp(hellos: Sequence[Hello]) -> int:
+    """The tensor-parallel size that agreeing hellos mean, which is Attention's."""
+    return max(1, *(hello.layout.attention_tp for hello in hellos))
 
 
 def this_host() -> Host:

@@ -58,11 +58,13 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Counts of ranks and the order of the two roles in the world (``ffn_first`` or ``attention_first``)."""
+    """Counts of ranks, the order of the two roles in the world (``ffn_first`` or ``attention_first``), and how many
+    Attention ranks form a tensor-parallel group: 0 from FFN, which is not told and learns it from Attention's hello."""
 
     num_attention: int
     num_ffn: int
     order: str
+    attention_tp: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):

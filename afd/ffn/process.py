@@ -87,7 +87,8 @@ class RankProcess:
         crossing = self._crossing
         timeouts = crossing.config.timeouts
         topology = crossing.spec.topology
-        expected = [Rank(Role.ATTENTION, index) for index in range(topology.num_attention)]
+        leaders = range(0, topology.num_attention, crossing.spec.attention_tp)
+        expected = [Rank(Role.ATTENTION, index) for index in leaders]
         listener = StepListener(
             crossing.rank,
             crossing.spec.epoch,

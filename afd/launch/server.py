@@ -30,6 +30,7 @@ from setproctitle import setproctitle
 
 from afd.agent.last_words import one_line
 from afd.agent.launch_protocol import ERROR, MAX_MESSAGE
+from afd.agent.priority import behind_the_agent
 from afd.families import FAMILIES
 
 RUNNER_MARK = "TRITON_BACKENDS_IN_TREE"
@@ -79,6 +80,7 @@ def run_child(request: dict[str, Any], stdout: int, stderr: int) -> int:
     sys.argv = [request["name"], *request["argv"]]
     setproctitle(f"afd::{request['name']}")
     apply_thread_environment()
+    behind_the_agent()
     try:
         if other_runner:
             raise ConfigError(

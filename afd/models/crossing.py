@@ -26,6 +26,7 @@ from afd.models.resolved import Resolved, resolve
 from afd.topology import Rank
 
 TRANSPORT_VARIABLE = "AFD_RANK_TRANSPORT"
+ATTENTION_TP_VARIABLE = "AFD_RANK_ATTENTION_TP"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Crossing:
     def exchange(self, key: str, value: Any, /) -> Mapping[str, Any]:
         """One value from each rank of both roles. Bounded by ``load_s``: the peer may still be loading."""
         return self.session.exchange(key, value, self.config.timeouts.load_s)
+
+
+def tp_rank(spec: ConnectorSpec) -> int:
+    """The place of an Attention rank in its tensor-parallel group; 0 is the group's leader."""
+    return spec.rank.index % spec.attention_tp
 
 
 def configuration(vllm_config: VllmConfig) -> AFDConfig:
@@ -77,6 +83,7 @@ def agree(vllm_config: VllmConfig, session: RankSession, rank: Rank, layers: tup
         abort=session.abort,
         ids=family_of(resolved.architecture).needs_token_ids,
         num_ubatches=config.ubatch.num_ubatches,
+        attention_tp=int(os.environ[ATTENTION_TP_VARIABLE]),
         step_s=config.timeouts.step_s,
         spin_us=spin_us(topology.world_size),
     )

@@ -15,6 +15,7 @@ from torch import nn
 from afd.connectors.base import AttentionLink, Slot
 from afd.connectors.slicing import slice_rows
 from afd.errors import MisuseError
+from afd.models.row_group import RowGroup
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
@@ -23,11 +24,13 @@ class Hop:
     """The crossing that all RemoteFFN layers of one model share.
 
     It exists before the link does (the model is built first) and knows the ubatch that is running now: the
-    ubatch relay of a later release changes ``ubatch`` and ``token_ids`` at every hand-over.
+    ubatch relay of a later release changes ``ubatch`` and ``token_ids`` at every hand-over. ``group`` is set on a
+    tensor-parallel rank, which sends its own range of the rows.
     """
 
     def __init__(self) -> None:
         self.link: AttentionLink | None = None
+        self.group: RowGroup | None = None
         self.ubatch = 0
         self.token_ids: torch.Tensor | None = None
         self.last_layer = -1
@@ -41,9 +44,14 @@ class Hop:
         if link is None:
             raise MisuseError(f"layer {layer} ran before this rank was connected to FFN")
         slot = Slot(layer, self.ubatch)
-        # All rows of the ubatch cross. A tensor-parallel rank will cut its own range of them here, ids included.
-        rows, ids = slice_rows(hidden, self.token_ids, 0, hidden.shape[0], ids=self.token_ids is not None)
+        number, group = hidden.shape[0], self.group
+        start, stop = (0, number) if group is None else group.own(number)
+        rows, ids = slice_rows(hidden, self.token_ids, start, stop, ids=self.token_ids is not None)
         link.send(slot, rows, ids)
+        if group is not None:
+            reply = group.reply_for(hidden)
+            link.receive(slot, reply[: stop - start])
+            return group.join(reply, number)
         # A layer consumes the reply before the next hop, so it may stay a view of transport memory; what the last
         # layer returns becomes the output of the model and must outlive the step.
         return link.receive(slot, torch.empty_like(hidden) if layer == self.last_layer else None)

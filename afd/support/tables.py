@@ -163,11 +163,10 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-num-attention-ranks, --afd-num-ffn-ranks",
         (
             Value("1A1F"),
-            Value(
-                "*",
-                LATER,
-                "use --afd-num-attention-ranks 1 and --afd-num-ffn-ranks 1, without --data-parallel-size",
-            ),
+            Value("2A1F"),
+            Value("2A2F"),
+            Value("4A2F"),
+            Value("*"),
         ),
     ),
     Dimension(
@@ -175,7 +174,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--tensor-parallel-size",
         (
             Value("1"),
-            Value("*", LATER, "use --tensor-parallel-size 1"),
+            Value("2"),
+            Value("*"),
         ),
     ),
     Dimension(
@@ -187,6 +187,15 @@ DIMENSIONS: tuple[Dimension, ...] = (
         ),
     ),
 )
+
+LAYOUTS: tuple[tuple[str, int, int, int], ...] = (
+    ("1A1F", 1, 1, 1),
+    ("2A1F", 2, 1, 1),
+    ("2A2F", 2, 2, 1),
+    ("4A2F", 4, 2, 1),
+    ("TP2+1F", 2, 1, 2),
+)
+"""Layouts that the page shows one by one: name, Attention ranks, FFN ranks, Attention's tensor-parallel size."""
 
 FEATURES: Mapping[str, Feature] = {
     feature.name: feature

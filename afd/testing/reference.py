@@ -119,12 +119,17 @@ class Reference:
 
 def native_arguments(layout: Layout) -> list[str]:
     """What native vLLM is told besides its model, address and name: the layout's arguments, and no word of AFD."""
-    return vllm_arguments.native(vllm_arguments.parse(layout.vllm_args))
+    tensor = ("--tensor-parallel-size", str(layout.tp)) if layout.tp > 1 else ()
+    return vllm_arguments.native(vllm_arguments.parse((*layout.vllm_args, *tensor)))
 
 
 def native_environment(layout: Layout) -> dict[str, str]:
-    """The environment of native vLLM: the threads and cores of one rank of the layout, and no plugin."""
-    plan = cores.plan_threads(layout.topology.world_size)[-1]
+    """The environment of native vLLM: the threads and cores of as many ranks of the layout as it has workers, and no
+    plugin."""
+    plans = cores.plan_threads(layout.topology.world_size)[-layout.tp :]
     return cpu_environment(
-        {**base_environment(), "VLLM_PLUGINS": ""}, runner=layout.runner, threads=plan.threads, bind=plan.bind
+        {**base_environment(), "VLLM_PLUGINS": ""},
+        runner=layout.runner,
+        threads=plans[0].threads,
+        bind=cores.binding(plans),
     )

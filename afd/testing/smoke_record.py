@@ -64,7 +64,9 @@ def write_record(
             quantisation=found.quantisation,
             config_digest=found.config_digest,
         ),
-        layout=RecordLayout(num_attention=layout.topology.num_attention, num_ffn=layout.topology.num_ffn),
+        layout=RecordLayout(
+            num_attention=layout.topology.num_attention, num_ffn=layout.topology.num_ffn, tp=layout.tp
+        ),
         devices=cpu_devices(),
         setup=Setup(
             platform="cpu",
@@ -107,5 +109,5 @@ def write_record(
 
 def _name(layout: Layout, dtype: str) -> str:
     model = Path(layout.model.rpartition(":")[2]).name
-    words = f"{model[:80]} {layout.topology} {layout.runner} {dtype}"
+    words = f"{model[:80]} {layout} {layout.runner} {dtype}"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")

@@ -39,7 +39,8 @@ GONE_S = 10.0
 
 @dataclass(frozen=True)
 class Layout:
-    """What to start. ``vllm_args`` go to both roles and to the reference alike."""
+    """What to start. ``vllm_args`` go to both roles and to the reference alike. ``tp`` Attention ranks form a
+    tensor-parallel group, and the groups are data-parallel replicas; the reference has one replica."""
 
     model: str
     runner: str
@@ -47,6 +48,19 @@ class Layout:
     vllm_args: tuple[str, ...]
     afd_args: tuple[str, ...] = ()
     served: str = "afd"
+    tp: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas on Attention."""
+        return self.topology.num_attention // self.tp
+
+    def __str__(self) -> str:
+        """ "2A2F", or "TP2+1F" when Attention is one tensor-parallel group."""
+        if self.tp == 1:
+            return str(self.topology)
+        data = f"DP{self.replicas}" if self.replicas > 1 else ""
+        return f"{data}TP{self.tp}+{self.topology.num_ffn}F"
 
 
 def ignored_variables() -> list[str]:
@@ -139,6 +153,10 @@ class RoleProcess:
         argv += ["--afd-num-ffn-ranks", str(layout.topology.num_ffn), *layout.afd_args, *layout.vllm_args]
         if role is Role.ATTENTION:
             argv += ["--host", "127.0.0.1", "--port", str(ports["api"]), "--served-model-name", layout.served]
+            if layout.replicas > 1:
+                argv += ["--data-parallel-size", str(layout.replicas)]
+            if layout.tp > 1:
+                argv += ["--tensor-parallel-size", str(layout.tp)]
         self.argv = (*argv, *arguments)
         environment = {**base_environment(), **(environment or {})}
         if launcher is not None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def layout(runner: str = "v2", model: str = MODEL, **changes: Any) -> Layout:
-    """1A1F of the builtin model, with what smoke gives to vLLM unless ``vllm_args`` says otherwise."""
+    """1A1F of the builtin model, with what smoke gives to vLLM unless ``changes`` say otherwise."""
     changes.setdefault("vllm_args", VLLM_ARGS)
-    return Layout(model=model, runner=runner, topology=Topology(1, 1), **changes)
+    changes.setdefault("topology", Topology(1, 1))
+    return Layout(model=model, runner=runner, **changes)
 
 
 @pytest.fixture(scope="session")
@@ -71,10 +73,12 @@ def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 def natives(
     launchers: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Layout, Script], Interview]:
-    """Native vLLM's answers to a script. Each (layout, script) is asked once per session; no reference stays up."""
+    """Native vLLM's answers to a script. What differs in ranks only shares a reference, as long as the tensor-parallel
+    size is the same: that one decides the order of sums. Each is asked once per session, and none stays up."""
     held: dict[tuple[Layout, Script], Interview] = {}
 
     def interview(chosen: Layout, script: Script) -> Interview:
+        chosen = replace(chosen, topology=Topology(chosen.tp, 1), afd_args=())
         if (chosen, script) not in held:
             directory = tmp_path_factory.mktemp("native")
             held[chosen, script] = interview_native(chosen, directory, launchers(chosen.runner), script)

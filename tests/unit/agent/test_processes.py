@@ -46,7 +46,7 @@ def run(checkpoint: Path, launcher_path: str, tmp_path: Path) -> Run:
         async def started() -> None:
             processes = Processes(plan, tmp_path)
             try:
-                await processes.launch("@hub", "shm")
+                await processes.launch("@hub", {"AFD_RANK_TRANSPORT": "shm"})
                 await processes.start()
                 await work(processes)
             finally:

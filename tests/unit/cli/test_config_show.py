@@ -69,7 +69,7 @@ def test_the_topology_follows_from_the_settings(capsys: pytest.CaptureFixture[st
     assert found["topology"]["root"] == "F0"
     assert found["topology"]["world"][1] == {"rank": "F1", "with": ["A2", "A3"]}
     assert found["topology"]["world"][4] == {"rank": "A2", "with": ["F1"]}
-    assert "layout 4A2F" in found["unsupported"]
+    assert "layout" not in (found["unsupported"] or "")
 
 
 def test_the_json_it_prints_gives_the_same_configuration_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,11 @@ def test_a_role_that_cannot_be_served_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--attention", "2"), "layout 2A1F is not supported"),
+        (("--ffn", "2"), "1A2F: more FFN ranks (2) than Attention ranks (1)"),
+        (
+            ("--attention", "4", "--tp", "3"),
+            "4 Attention ranks do not divide into tensor-parallel groups of 3",
+        ),
         (("--ffn", "0"), "0 is not in the range"),
         (("--model", "/no/such/model"), "there is no such directory"),
         (("--runner", "v3"), "'v3' is not one of"),

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from afd.control.handshake import AGREED, compare, differences, names, this_host, transport
+from afd.control.handshake import AGREED, attention_tp, compare, differences, names, this_host, transport
 from afd.control.messages import Fingerprint, Hello, Host, Layout
 from afd.errors import MismatchError
 from afd.topology import Rank, Role
@@ -51,6 +51,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "num_attention_ranks": layout(num_attention=2),
     "num_ffn_ranks": layout(num_ffn=2),
     "order of the roles": layout(order="attention_first"),
+    "tensor-parallel size of Attention": layout(attention_tp=2),
     "connector": {"connector": "CAMAsyncAFDConnector"},
     "transport": {"transport": "collective"},
     "gate placement": {"gate": "attention"},
@@ -73,7 +74,8 @@ def test_there_is_a_case_for_each_field_of_the_table() -> None:
 
 @pytest.mark.parametrize("field", OTHER)
 def test_a_difference_is_refused_with_field_values_and_ranks(field: str) -> None:
-    ffn = msgspec.structs.replace(FFN, transport="shm")  # "auto" would fit every transport
+    # "auto" would fit every transport, and FFN does not say how Attention's ranks form groups.
+    ffn = msgspec.structs.replace(FFN, transport="shm", **layout(attention_tp=1))
     other = msgspec.structs.replace(SAME, **{"transport": "shm", **OTHER[field]})
     read = next(agreed.read for agreed in AGREED if agreed.name == field)
     with pytest.raises(MismatchError) as info:
@@ -125,6 +127,15 @@ def test_auto_on_all_ranks_follows_platform_and_hosts(platform: str, memory: str
         for h, m in ((FFN, "m"), (SAME, memory))
     ]
     assert transport(hellos) == expected
+
+
+def test_the_tensor_parallel_size_is_that_of_attention_which_ffn_does_not_know() -> None:
+    wide = msgspec.structs.replace(SAME, **layout(attention_tp=2))
+    compare([FFN, wide])
+    assert attention_tp([FFN, wide]) == 2
+    narrow = msgspec.structs.replace(hello_of("attention", 1), **layout(attention_tp=1))
+    with pytest.raises(MismatchError, match="tensor-parallel size of Attention: 2 on A0 but 1 on A1"):
+        compare([msgspec.structs.replace(FFN, **layout(attention_tp=0)), wide, narrow])
 
 
 def test_shared_memory_across_hosts_is_refused_with_their_names() -> None:

@@ -48,9 +48,7 @@ def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(runner: str, transp
         ({"quantisation": "fp8"}, "unquantised"),
         ({"dtype": "float16"}, "rescales float16 .*use --dtype bfloat16 or float32"),
         ({"gate": "attention"}, "leave out --afd-compute-gate-on-attention"),
-        ({"num_attention": 2}, "layout 2A1F"),
-        ({"num_attention": 2, "num_ffn": 2}, "layout 2A2F"),
-        ({"tp": 2, "num_attention": 2}, "layout 2A1F .*; besides, tp 2 .*use --tensor-parallel-size 1"),
+        ({"runner": "v3", "mode": "graph"}, "runner v3 .*; besides, mode graph .*use --enforce-eager"),
         ({"dtype": "float8"}, "use --dtype float32 or bfloat16"),
         ({"on_loss": "rejoin"}, "--afd-on-loss exit"),
         (
@@ -88,7 +86,8 @@ def test_values_that_nobody_thought_of_are_refused(platform: str, transport: str
 
 def test_without_a_record_a_supported_combination_is_unvalidated() -> None:
     assert status(Combination()) is Status.UNVALIDATED
-    assert status(Combination(tp=2)) is Status.UNSUPPORTED
+    assert status(Combination(tp=2, num_attention=2)) is Status.UNVALIDATED
+    assert status(Combination(mode="graph")) is Status.UNSUPPORTED
 
 
 def test_a_record_validates_exactly_its_own_combination() -> None:
@@ -105,11 +104,28 @@ def test_a_record_that_is_no_evidence_validates_nothing_but_is_shown() -> None:
     assert "`smoke-cpu-v2-1a1f` (no evidence)" in render([dirty])
 
 
-def test_the_page_shows_each_supported_combination_once_with_its_status() -> None:
-    rows = [line for line in render([record()]).splitlines() if re.match(r"\| cpu ", line)]
-    assert len(rows) == len(set(rows)) == 4
-    assert [row.endswith("| validated | `smoke-cpu-v2-1a1f` |") for row in rows].count(True) == 1
-    assert [row.endswith("| unvalidated | none |") for row in rows].count(True) == 3
+def test_the_page_names_every_supported_value_and_every_record_once() -> None:
+    page = render([record()])
+    supported = page.partition("## Supported values")[2].partition("## Layouts")[0]
+    for dimension in DIMENSIONS:
+        row = next(line for line in supported.splitlines() if line.startswith(f"| {dimension.name} |"))
+        for value in dimension.values:
+            shown = "any other" if value.name == "*" else value.name
+            assert (shown in re.split(r", | \| ", row.rstrip(" |"))) is not bool(
+                value.reason or value.same_as
+            )
+    rows = [line for line in page.splitlines() if line.startswith("| cpu ")]
+    assert len(rows) == 1 and rows[0].endswith("| validated | `smoke-cpu-v2-1a1f` |")
+
+
+def test_the_page_shows_which_layouts_are_validated_for_each_family_and_runner() -> None:
+    table = render([record()]).partition("## Layouts")[2].partition("##")[0]
+    head, _, *rows = [line for line in table.splitlines() if line.startswith("|")]
+    column = [cell.strip() for cell in head.split("|")].index("deepseek, v2")
+    cells = {tuple(row.split(" | ")[:2]): row.split("|")[column].strip() for row in rows}
+    assert len(cells) == len(rows)
+    assert cells.pop(("| 1A1F", "shm")) == "validated"
+    assert set(cells.values()) == {"unvalidated"}
 
 
 def test_the_page_gives_the_reason_of_every_refusal() -> None:

@@ -82,6 +82,7 @@ class Group:
 def run(module: Module, engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a test with a group of two agents."""
     monkeypatch.setenv("AFD_RANK_TRANSPORT", "shm")
+    monkeypatch.setenv("AFD_RANK_ATTENTION_TP", "1")
 
     def with_group(work: Callable[[Group], Awaitable[None]]) -> None:
         async def main() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from afd.families import FAMILIES
 from afd.models.proxies import RemoteFFN
+from afd.models.row_group import RowGroup
 from tests.unit.vllm.conftest import Module
 
 
@@ -52,6 +53,9 @@ class FakePeer:
 
     def __init__(self, layers: tuple[int, ...], events: list[Any], ids: bool) -> None:
         self.link, self.layers, self.events, self.ids = Link(), layers, events, ids
+
+    def row_group(self) -> RowGroup | None:
+        return None
 
     @contextmanager
     def step(self, phase: str, real: int, padded: int) -> Iterator[None]:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native tokens for every layout: data-parallel and tensor-parallel Attention, and one FFN rank or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from afd.testing.compare import Comparison
+from afd.testing.stack import Group, Layout
+from afd.topology import Topology
+from tests.system.conftest import DETAILED, layout
+from tests.system.interview import (
+    Interview,
+    Script,
+    crossed,
+    full_script,
+    interview_group,
+    reasons,
+    report,
+    start,
+    stop,
+)
+
+LAYERS = 4
+
+Natives = Callable[[Layout, Script], Interview]
+Groups = Callable[..., Group]
+Recorded = Callable[[Layout, Comparison], None]
+
+pytestmark = pytest.mark.timeout(600)
+
+LAYOUTS = {
+    "2A1F": (Topology(2, 1), 1),
+    "TP2+1F": (Topology(2, 1), 2),
+}
+PAIRWISE = {("v2", "2A1F"), ("v1", "TP2+1F")}
+CELLS = [
+    pytest.param(runner, name, marks=[pytest.mark.pairwise] if (runner, name) in PAIRWISE else [])
+    for name in LAYOUTS
+    for runner in ("v2", "v1")
+]
+
+
+@pytest.mark.parametrize(("runner", "name"), CELLS)
+def test_a_layout_gives_native_tokens_and_computes_every_token_once(
+    runner: str, name: str, groups: Groups, natives: Natives, recorded: Recorded
+) -> None:
+    topology, tp = LAYOUTS[name]
+    chosen = layout(runner, vllm_args=DETAILED, topology=topology, tp=tp)
+    assert str(chosen) == name
+    script = full_script(runner)
+    native = natives(chosen, script)
+    group = start(groups(chosen))
+    ours = interview_group(group, script, native)
+    tokens = crossed(group, LAYERS)
+    stop(group)
+
+    comparison = ours.against(native)
+    report(
+        f"{name}, runner {runner}", comparison, f"{tokens.sent} tokens × {LAYERS} layers = {tokens.computed}"
+    )
+    recorded(chosen, comparison)
+    assert comparison.agrees, reasons(comparison)
+    # In vLLM's own words: real tokens are what it scheduled, on whichever rank. Padding, and steps in which a rank is
+    # idle and runs along, make the rest.
+    assert tokens.real == sum(step.prompt_tokens + step.decode_tokens for step in ours.steps)
+    assert tokens.computed == tokens.sent * LAYERS
