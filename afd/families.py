@@ -56,6 +56,16 @@ FAMILIES: tuple[Family, ...] = (
         ffn_weights=re.compile(r"^model\.layers\.\d+\.mlp\."),
         ffn_attribute="mlp",
     ),
+    Family(
+        name="qwen3_moe",
+        architectures=("Qwen3MoeForCausalLM",),
+        module="vllm.model_executor.models.qwen3_moe",
+        # Which of the two kinds a layer has (decoder_sparse_step, mlp_only_layers) is up to the native decoder layer.
+        ffn_classes=("Qwen3MoeSparseMoeBlock", "Qwen3MoeMLP"),
+        attention_classes=("Qwen3MoeAttention", "RMSNorm", "VocabParallelEmbedding", "ParallelLMHead"),
+        ffn_weights=re.compile(r"^model\.layers\.\d+\.mlp\."),
+        ffn_attribute="mlp",
+    ),
 )
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -58,10 +59,19 @@ class Hop:
 
 
 class RemoteFFN(nn.Module):
-    """A decoder layer's FFN block that lives on the FFN ranks. forward: [tokens, hidden] -> same."""
+    """A decoder layer's FFN block that lives on the FFN ranks. forward: [tokens, hidden] -> same.
+
+    Model classes read numbers of experts off their blocks, for the balancing of experts: an Attention rank has none.
+    """
+
+    n_routed_experts = n_shared_experts = n_redundant_experts = 0
+    n_logical_experts = n_physical_experts = n_local_physical_experts = 0
+    experts = None
 
     def __init__(self, layer: int, hop: Hop) -> None:
-        super().__init__()
+        nn.Module.__init__(
+            self
+        )  # not what follows in a subclass that also has a class of vLLM's: it has weights
         self.layer = layer
         self._hop = hop
 
@@ -75,6 +85,8 @@ class RemoteFFN(nn.Module):
 class Absent(nn.Module):
     """A module of the other role. Constructing it is free; running it is a bug."""
 
+    weight = None  # models with tied embeddings give the one's to the other
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
@@ -82,18 +94,19 @@ class Absent(nn.Module):
         raise MisuseError("a module that belongs to the other role was run on this one")
 
 
-def remote_ffn_class(hop: Hop) -> type:
-    """A class that vLLM can construct in the place of an FFN class, with any of its arguments.
+def remote_ffn_class(hop: Hop, native: type[nn.Module]) -> Callable[..., RemoteFFN]:
+    """A class that vLLM can construct in the place of its FFN class ``native``, with any of its arguments.
 
-    Its instances are RemoteFFN modules and *not* instances of the returned class: vLLM collects its MoE layers
-    by ``isinstance`` for expert bookkeeping, and an Attention rank has none.
+    Its instances are RemoteFFN modules, and instances of ``native`` although they hold nothing of it: a model class may
+    insist on a block with experts among its layers, and a decoder layer treats the output of one kind of block
+    otherwise than that of another.
     """
 
-    class Remote:
-        def __new__(cls, *args: Any, prefix: str = "", **kwargs: Any) -> RemoteFFN:  # type: ignore[misc]
+    class Remote(RemoteFFN, native):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, prefix: str = "", **kwargs: Any) -> None:
             found = _LAYER.search(f".{prefix}.")
             if found is None:
                 raise MisuseError(f"cannot tell the layer of an FFN block from its prefix {prefix!r}")
-            return RemoteFFN(int(found.group(1)), hop)
+            RemoteFFN.__init__(self, int(found.group(1)), hop)
 
     return Remote

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch import nn
 from vllm.config import VllmConfig
@@ -35,8 +36,9 @@ def role_scope(family: Family, role: Role, hop: Hop | None = None) -> Iterator[N
     module = importlib.import_module(family.module)
     if role is Role.ATTENTION:
         assert hop is not None, "Attention is built around a hop"
-        remote = remote_ffn_class(hop)
-        classes: dict[str, type] = {name: remote for name in family.ffn_classes}
+        classes: dict[str, Any] = {
+            name: remote_ffn_class(hop, vars(module)[name]) for name in family.ffn_classes
+        }
     else:
         classes = {name: Absent for name in family.attention_classes}
 

@@ -109,7 +109,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "MODEL",
         (
             Value("deepseek"),
-            Value("*", LATER, "use a model of the DeepSeek-V2 or V3 architecture"),
+            Value("qwen3_moe"),
+            Value("*", LATER, "use a model of the DeepSeek-V2, DeepSeek-V3 or Qwen3-MoE architecture"),
         ),
     ),
     Dimension(

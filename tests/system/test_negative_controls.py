@@ -73,13 +73,14 @@ def test_a_zeroed_reply_or_two_swapped_rows_in_one_layer_make_the_comparison_fai
 
 @pytest.mark.pairwise
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(("model", "layer"), [(MODEL, LAYER), ("builtin:tiny-qwen3-moe", 1)])
 def test_one_zeroed_expert_of_one_layer_makes_the_comparison_fail(
-    tmp_path: Path, groups: Groups, natives: Natives
+    model: str, layer: int, tmp_path: Path, groups: Groups, natives: Natives
 ) -> None:
-    chosen = layout()
+    chosen = layout(model=model)
     native = natives(chosen, Script(pair("one expert")))
     damaged = tmp_path / "damaged"
-    zeroed = with_zeros(resolve_builtin(MODEL), damaged, f".layers.{LAYER}.mlp.experts.3.")
+    zeroed = with_zeros(resolve_builtin(model), damaged, f".layers.{layer}.mlp.experts.3.")
     assert len(zeroed) == 3
     group = start(groups(chosen, models={Role.FFN: str(damaged)}))
     comparison = compared(group, native, "one expert")

@@ -6,16 +6,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from afd.agent.safetensors_files import read_header
-from afd.families import FAMILIES
+from afd.families import FAMILIES, Family
 from afd.testing.reference import Reference
 from afd.testing.stack import Group, Layout
-from afd.testing.tiny import TinyModel, build
+from afd.testing.tiny import BUILTINS, TinyModel, build
 from afd.topology import Role
 from tests.system.conftest import VLLM_ARGS, layout
 from tests.system.interview import READY_S, start, stop
@@ -26,16 +27,26 @@ pytestmark = [pytest.mark.pairwise, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
 
-WIDE = TinyModel(num_experts=16, moe_intermediate_size=1024, shards=3)
-"""Experts that outweigh everything else, in three files."""
+WIDE = {
+    "deepseek": TinyModel(num_experts=16, moe_intermediate_size=1024, shards=3),
+    "qwen3_moe": replace(BUILTINS["tiny-qwen3-moe"], num_experts=24, moe_intermediate_size=1024, shards=3),
+}
+"""For each family experts that outweigh everything else, in three files."""
 
 ROLES = ("attention", "ffn", "native")
 
 
+@pytest.fixture(scope="module", params=sorted(WIDE))
+def family(request: pytest.FixtureRequest) -> Family:
+    """The family of the checkpoint."""
+    (row,) = (row for row in FAMILIES if row.name == request.param)
+    return row
+
+
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wide(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint."""
-    return build(WIDE, tmp_path_factory.mktemp("wide") / "model")
+    return build(WIDE[family.name], tmp_path_factory.mktemp("wide") / "model")
 
 
 def take(chosen: Layout, directory: Path, launcher: str) -> dict[str, dict[str, Any]]:
@@ -133,9 +144,8 @@ def test_loading_attention_needs_no_memory_for_the_experts(inventories: dict[str
 
 
 def test_each_tensor_is_read_from_disk_by_the_role_that_owns_it_and_by_no_other(
-    inventories: dict[str, dict[str, Any]], checkpoint: dict[str, int]
+    inventories: dict[str, dict[str, Any]], checkpoint: dict[str, int], family: Family
 ) -> None:
-    (family,) = (row for row in FAMILIES if row.name == "deepseek")
     attention, ffn, native = (inventories[name]["read"] for name in ROLES)
     print(
         f"\nread: attention {len(attention)} tensors, {sum(attention.values())} bytes; ffn {len(ffn)}, "

@@ -3,25 +3,35 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 from safetensors import safe_open
 
 from afd.errors import UnsupportedError
-from afd.families import FAMILIES, family_of
-from afd.testing.tiny import resolve_builtin
+from afd.families import FAMILIES, Family, family_of
+from afd.testing.tiny import BUILTINS, resolve_builtin
 from afd.topology import Role
 
 
-@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
-def test_an_architecture_finds_its_family(architecture: str) -> None:
-    assert family_of(architecture).name == "deepseek"
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("DeepseekV2ForCausalLM", "deepseek"),
+        ("DeepseekV3ForCausalLM", "deepseek"),
+        ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    ],
+)
+def test_an_architecture_finds_its_family(architecture: str, name: str) -> None:
+    assert family_of(architecture).name == name
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "deepseekv2forcausallm", ""])
 def test_an_architecture_without_a_row_is_refused_with_those_that_have_one(architecture: str) -> None:
-    with pytest.raises(UnsupportedError, match="use one of DeepseekV2ForCausalLM or DeepseekV3ForCausalLM"):
+    with pytest.raises(
+        UnsupportedError, match=r"use one of DeepseekV2ForCausalLM or .* or Qwen3MoeForCausalLM"
+    ):
         family_of(architecture)
 
 
@@ -46,15 +56,18 @@ def test_no_architecture_is_in_two_rows() -> None:
         ("other.model.layers.0.mlp.x", Role.ATTENTION),
     ],
 )
-def test_each_tensor_belongs_to_the_role_that_computes_with_it(name: str, role: Role) -> None:
-    assert family_of("DeepseekV2ForCausalLM").owner(name) is role
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_each_tensor_belongs_to_the_role_that_computes_with_it(family: Family, name: str, role: Role) -> None:
+    assert family.owner(name) is role
 
 
-def test_every_tensor_of_the_builtin_model_has_an_owner_and_both_own_some() -> None:
-    files = resolve_builtin("builtin:tiny-deepseek-v2").glob("*.safetensors")
+@pytest.mark.parametrize("builtin", sorted(BUILTINS))
+def test_every_tensor_of_a_builtin_model_has_an_owner_and_both_own_some(builtin: str) -> None:
+    directory = resolve_builtin(f"builtin:{builtin}")
+    files = directory.glob("*.safetensors")
     names = [name for path in files for name in safe_open(path, framework="numpy").keys()]  # noqa: SIM118 (it is no dict)
-    family = family_of("DeepseekV2ForCausalLM")
+    family = family_of(json.loads((directory / "config.json").read_text())["architectures"][0])
     owned = Counter(family.owner(name) for name in names)
     layers = {name.split(".")[2] for name in names if family.owner(name) is Role.FFN}
-    assert layers == {"0", "1", "2", "3"}
+    assert layers == {str(layer) for layer in range(BUILTINS[builtin].num_layers)}
     assert owned[Role.FFN] > owned[Role.ATTENTION] > 0

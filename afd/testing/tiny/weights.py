@@ -27,6 +27,8 @@ _GAINS = {
     "q_b_proj": 2.5,
     "kv_a_proj_with_mqa": 1.0,
     "kv_b_proj": 1.5,
+    "k_proj": 1.0,
+    "v_proj": 1.5,
     "o_proj": 1.5,
     "gate": 2.0,
     "gate_proj": 1.5,
@@ -34,6 +36,9 @@ _GAINS = {
     "down_proj": 1.5,
     "lm_head": 4.0,
 }
+_Q_NORM = 2.5  # in the place of q_proj's gain, which a norm behind it takes away
+# With tied embeddings the last token's own logit is large. Small embeddings under a large norm keep the logits wide.
+_TIED_EMBEDDING, _TIED_NORM = 0.125, 2.0
 
 
 def weight(model: TinyModel, name: str, shape: tuple[int, ...]) -> _Array:
@@ -44,11 +49,15 @@ def weight(model: TinyModel, name: str, shape: tuple[int, ...]) -> _Array:
         values *= np.float32(0.1)
     elif len(shape) == 1:
         values = values * np.float32(0.1) + np.float32(1.0)
+        if kind == "q_norm":
+            values *= np.float32(_Q_NORM)
+        elif model.tied and name == "model.norm.weight":
+            values *= np.float32(_TIED_NORM)
     elif kind == "embed_tokens":
-        values *= np.float32(_GAINS[kind])
+        values *= np.float32(_TIED_EMBEDDING if model.tied else _GAINS[kind])
     else:
         values *= np.float32(_GAINS[kind] / math.sqrt(shape[1]))
-    if kind == "lm_head":
+    if kind == ("embed_tokens" if model.tied else "lm_head"):
         values[tokens.unlikely(model.vocab_size)] *= np.float32(0.05)
     return values
 

@@ -43,6 +43,19 @@ class Echo:
         self.closed = True
 
 
+class Native(nn.Module):
+    """A block of vLLM's: with weights, and a forward that computes with them."""
+
+    def __init__(self, size: int, prefix: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        self.scale = nn.Parameter(torch.ones(size))
+        self.register_buffer("out", torch.zeros(size))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        raise AssertionError("computed where its weights are not")
+
+
 def connected(last_layer: int = 1) -> tuple[Hop, Echo]:
     hop, link = Hop(), Echo()
     hop.link, hop.last_layer = link, last_layer
@@ -61,9 +74,9 @@ def connected(last_layer: int = 1) -> tuple[Hop, Echo]:
 def test_an_ffn_block_finds_its_layer_in_its_prefix_whatever_else_it_is_given(
     prefix: str, layer: int
 ) -> None:
-    remote = remote_ffn_class(Hop())
+    remote = remote_ffn_class(Hop(), Native)
     for block in (remote(prefix=prefix), remote("config", 3, prefix=prefix, quant_config=None, reduce=True)):
-        assert type(block) is RemoteFFN
+        assert isinstance(block, RemoteFFN)
         assert block.layer == layer
 
 
@@ -72,16 +85,33 @@ def test_an_ffn_block_finds_its_layer_in_its_prefix_whatever_else_it_is_given(
 )
 def test_an_ffn_block_without_a_layer_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(MisuseError, match="cannot tell the layer of an FFN block from its prefix"):
-        remote_ffn_class(Hop())(**arguments)
+        remote_ffn_class(Hop(), Native)(**arguments)
 
 
-def test_a_remote_block_is_no_instance_of_the_class_that_stands_for_vllms() -> None:
-    remote = remote_ffn_class(Hop())
-    assert not isinstance(remote(prefix="layers.0"), remote)
+def test_a_remote_block_passes_for_one_of_vllms_class_and_has_nothing_of_it() -> None:
+    hop, link = connected()
+    block = remote_ffn_class(hop, Native)(prefix="layers.0")
+    assert isinstance(block, Native)
+    assert not {"linear", "out", "scale"} & {*vars(block), *dict(block.named_children())}
+    assert torch.equal(block(torch.zeros(1, 2)), torch.ones(1, 2))
+    assert link.sent[0][0] == Slot(0, 0)
+
+
+def test_a_remote_block_has_no_experts_to_count_or_to_balance() -> None:
+    block = remote_ffn_class(Hop(), Native)(prefix="layers.0")
+    assert block.n_routed_experts == block.n_physical_experts == block.n_shared_experts == 0
+    assert block.experts is None
+
+
+def test_embeddings_that_are_absent_can_be_tied() -> None:
+    head, embedding = Absent(8, 4), Absent(8, 4)
+    head.weight = embedding.weight
+    assert list(head.parameters()) == []
 
 
 def test_nothing_that_stands_in_has_a_parameter_or_a_buffer() -> None:
-    for module in (RemoteFFN(0, Hop()), Absent(64, 64, bias=True), Absent()):
+    remote = remote_ffn_class(Hop(), Native)
+    for module in (RemoteFFN(0, Hop()), remote(prefix="layers.0"), Absent(64, 64, bias=True), Absent()):
         assert list(module.parameters()) == []
         assert list(module.buffers()) == []
         assert list(module.modules()) == [module]
@@ -121,7 +151,7 @@ def test_only_what_the_last_layer_returns_is_copied_out_of_the_transport() -> No
 
 def test_all_blocks_of_a_model_share_one_hop() -> None:
     hop, link = connected(last_layer=2)
-    remote = remote_ffn_class(hop)
+    remote = remote_ffn_class(hop, Native)
     model = nn.Sequential(*(remote(prefix=f"model.layers.{layer}.mlp") for layer in range(3)))
     assert torch.equal(model(torch.zeros(1, 2)), torch.full((1, 2), 3.0))
     assert [slot.layer for slot, _, _ in link.sent] == [0, 1, 2]

@@ -29,8 +29,11 @@ from tests.unit.record_examples import record
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 @pytest.mark.parametrize("transport", ["auto", "shm"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(runner: str, transport: str, dtype: str) -> None:
-    check(Combination(runner=runner, transport=transport, dtype=dtype))
+@pytest.mark.parametrize("family", ["deepseek", "qwen3_moe"])
+def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(
+    runner: str, transport: str, dtype: str, family: str
+) -> None:
+    check(Combination(runner=runner, transport=transport, dtype=dtype, family=family))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(runner: str, transp
         ({"transport": "collective"}, "--afd-transport shm"),
         ({"transport": "cam"}, "Ascend only"),
         ({"runner": "v3"}, "use v2 or v1"),
-        ({"family": "qwen3_moe"}, "DeepSeek"),
+        ({"family": "llama"}, "DeepSeek.* or Qwen3-MoE"),
         ({"mode": "full_decode_only"}, "--enforce-eager"),
         ({"num_ubatches": 2}, "ubatches 2 .*--enable-dbo"),
         ({"quantisation": "fp8"}, "unquantised"),

@@ -65,6 +65,21 @@ def test_files_hold_exactly_the_tensors_of_the_model(name: str, tmp_path: Path) 
     assert found == dict(tiny.tensors(model))
 
 
+def test_the_qwen3_moe_model_has_sparse_and_forced_dense_layers_and_tied_embeddings(tmp_path: Path) -> None:
+    model = tiny.BUILTINS["tiny-qwen3-moe"]
+    config = json.loads((tiny.build(model, tmp_path / "m") / "config.json").read_text())
+    assert (config["decoder_sparse_step"], config["mlp_only_layers"]) == (2, [3])
+    names = [name for name, _ in tiny.tensors(model)]
+    assert {name.split(".")[2] for name in names if ".experts." in name} == {"1", "5"}
+    assert {name.split(".")[2] for name in names if name.endswith(".mlp.up_proj.weight")} == {
+        "0",
+        "2",
+        "3",
+        "4",
+    }
+    assert config["tie_word_embeddings"] and "lm_head.weight" not in names
+
+
 def test_shards_are_balanced_and_the_index_names_them_all(tmp_path: Path) -> None:
     tiny.build(replace(SMALL, shards=3), tmp_path / "m")
     index = json.loads((tmp_path / "m/model.safetensors.index.json").read_text())
@@ -140,7 +155,7 @@ def test_files_are_readable_by_every_user_whatever_the_umask(tmp_path: Path) -> 
     "wrong",
     [
         {"family": "llama"}, {"dtype": "int8"}, {"vocab_size": 100}, {"num_groups": 3}, {"top_k": 9},
-        {"first_k_dense": 5}, {"shards": 0},
+        {"first_k_dense": 5}, {"shards": 0}, {"sparse_step": 0}, {"tied": True},
     ],
 )  # fmt: skip
 def test_an_impossible_model_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:
@@ -166,7 +181,7 @@ def test_a_built_in_model_is_built_once_and_found_again(cache: Path) -> None:
 def test_an_unknown_built_in_names_the_nearest(cache: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'builtin:tiny-deepseek-v3'"):
         tiny.resolve_builtin("builtin:tiny-deepsek-v3")
-    with pytest.raises(ConfigError, match="there are builtin:tiny-deepseek-v2 and builtin:tiny-deepseek-v3"):
+    with pytest.raises(ConfigError, match=r"there are builtin:tiny-deepseek-v2 and .*builtin:tiny-qwen3-moe"):
         tiny.resolve_builtin("builtin:xyz")
 
 

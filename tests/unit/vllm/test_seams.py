@@ -93,25 +93,29 @@ def deepseek(module: Module) -> Any:
     return module(FAMILIES[0].module)
 
 
-def test_attention_is_built_without_any_ffn_block(module: Module, deepseek: Any) -> None:
-    native = deepseek.DeepseekV2MoE
-    with module("afd.models.role").role_scope(FAMILIES[0], Role.ATTENTION, Hop()):
-        for name in FAMILIES[0].ffn_classes:
-            block = vars(deepseek)[name](config=None, parallel_config=None, prefix="model.layers.3.mlp")
-            assert type(block) is RemoteFFN and block.layer == 3
-            # vLLM collects its MoE layers by class, for the bookkeeping of experts that are not here.
-            assert not isinstance(block, vars(deepseek)[name])
-        assert deepseek.RMSNorm is not Absent
-    assert deepseek.DeepseekV2MoE is native
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_attention_is_built_without_any_ffn_block(family: Family, module: Module) -> None:
+    models = module(family.module)
+    before = dict(vars(models))
+    with module("afd.models.role").role_scope(family, Role.ATTENTION, Hop()):
+        for name in family.ffn_classes:
+            block = vars(models)[name](config=None, parallel_config=None, prefix="model.layers.3.mlp")
+            assert isinstance(block, RemoteFFN) and block.layer == 3
+            # What vLLM asks when it collects blocks with experts, and the decoder layer at every step.
+            assert isinstance(block, vars(models)[name]) and isinstance(block, before[name])
+        assert models.RMSNorm is not Absent
+    assert vars(models) == before
 
 
-def test_ffn_is_built_without_attention_embeddings_and_norms(module: Module, deepseek: Any) -> None:
-    native = deepseek.DeepseekV2Attention, deepseek.RMSNorm
-    with module("afd.models.role").role_scope(FAMILIES[0], Role.FFN):
-        for name in FAMILIES[0].attention_classes:
-            assert isinstance(vars(deepseek)[name](1, eps=2, prefix="x"), Absent)
-        assert deepseek.DeepseekV2MoE.__module__ == FAMILIES[0].module
-    assert (deepseek.DeepseekV2Attention, deepseek.RMSNorm) == native
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_ffn_is_built_without_attention_embeddings_and_norms(family: Family, module: Module) -> None:
+    models = module(family.module)
+    before = dict(vars(models))
+    with module("afd.models.role").role_scope(family, Role.FFN):
+        for name in family.attention_classes:
+            assert isinstance(vars(models)[name](1, eps=2, prefix="x"), Absent)
+        assert all(vars(models)[name] is before[name] for name in family.ffn_classes)
+    assert vars(models) == before
 
 
 def test_tensors_of_the_other_role_are_skipped_by_name(module: Module) -> None:
