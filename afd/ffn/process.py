@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -73,8 +74,25 @@ def ffn_layers(model: nn.Module, family: Family) -> dict[int, nn.Module]:
     return {int(name): layer.get_submodule(family.ffn_attribute) for name, layer in layers.named_children()}
 
 
+@dataclass(frozen=True)
+class Resident:
+    """What an FFN process makes once and keeps over epochs: vLLM's configuration, its groups (in vLLM's own state) and
+    the native FFN block of every layer, with its weights."""
+
+    config: VllmConfig
+    layers: dict[int, nn.Module]
+
+    @classmethod
+    def make(cls, argv: Sequence[str], rank: Rank) -> Resident:
+        """Open vLLM's groups and load FFN's half of the model. Raises ConfigError, and what vLLM's loader raises."""
+        config = engine_config(argv)
+        family = model_family(config)
+        with set_current_vllm_config(config), torch.inference_mode():
+            return cls(config, ffn_layers(load(config, family), family))
+
+
 class RankProcess:
-    """Everything one FFN rank holds while it serves."""
+    """Everything one FFN rank holds for one epoch: its links to Attention, and what it counts."""
 
     def __init__(self, vllm_config: VllmConfig, crossing: Crossing, layers: dict[int, nn.Module]) -> None:
         self._config = vllm_config
@@ -83,32 +101,33 @@ class RankProcess:
         self.counters = FFNCounters()
 
     def serve(self) -> None:
-        """Connect to every Attention rank and serve until they all leave."""
+        """Connect to every Attention rank and serve until they all leave. Whatever ends it, nothing that belongs to
+        the epoch stays open."""
         crossing = self._crossing
         timeouts = crossing.config.timeouts
         topology = crossing.spec.topology
-        leaders = range(0, topology.num_attention, crossing.spec.attention_tp)
-        expected = [Rank(Role.ATTENTION, index) for index in leaders]
-        listener = StepListener(
-            crossing.rank,
-            crossing.spec.epoch,
-            expected,
-            abort=crossing.spec.abort,
-            step_s=timeouts.step_s,
-            token=crossing.config.token(),
-        )
-        try:
+        with ExitStack() as epoch:
+            listener = StepListener(
+                crossing.rank,
+                crossing.spec.epoch,
+                [
+                    Rank(Role.ATTENTION, index)
+                    for index in range(0, topology.num_attention, crossing.spec.attention_tp)
+                ],
+                abort=crossing.spec.abort,
+                step_s=timeouts.step_s,
+                token=crossing.config.token(),
+            )
+            epoch.callback(listener.close, "shutdown")
             crossing.exchange("steps", listener.address)
             listener.connect_all(timeouts.load_s)
             link = crossing.connector.open_ffn(crossing.spec, crossing.exchange)
+            epoch.callback(link.close, "the FFN rank ended its epoch")
             self.counters.follow(lambda: link.counters)
             crossing.session.report({}, state="ready-to-warm")
             reporter = Reporter(crossing.session, self.counters.snapshot)
+            epoch.callback(reporter.close)
             self.server(link).serve(listener.next)
-            reporter.close()
-            link.close("every Attention rank left")
-        finally:
-            listener.close("shutdown")
 
     def server(self, link: FFNLink) -> FFNServer:
         """The loop over ``link``."""
@@ -118,6 +137,15 @@ class RankProcess:
     def _forward_context(self, work: Work) -> Iterator[None]:
         with set_forward_context(None, self._config, num_tokens=work.hidden.shape[0]):
             yield
+
+
+def serve_epoch(
+    resident: Resident, session: RankSession, rank: Rank, process: type[RankProcess] = RankProcess
+) -> None:
+    """One epoch of a process that has its weights: agree with every rank, connect, and serve until Attention leaves."""
+    with set_current_vllm_config(resident.config), torch.inference_mode():
+        crossing = agree(resident.config, session, rank, tuple(sorted(resident.layers)))
+        process(resident.config, crossing, resident.layers).serve()
 
 
 def main(argv: Sequence[str], process: type[RankProcess] = RankProcess) -> None:
@@ -130,13 +158,7 @@ def main(argv: Sequence[str], process: type[RankProcess] = RankProcess) -> None:
     bind_cores(rank.index)
     session = RankSession.attach(rank=rank)
     try:
-        vllm_config = engine_config(argv)
-        family = model_family(vllm_config)
-        with set_current_vllm_config(vllm_config), torch.inference_mode():
-            model = load(vllm_config, family)
-            layers = ffn_layers(model, family)
-            crossing = agree(vllm_config, session, rank, tuple(sorted(layers)))
-            process(vllm_config, crossing, layers).serve()
+        serve_epoch(Resident.make(argv, rank), session, rank, process)
     except BaseException as error:
         cause = session.fail(error)
         if isinstance(error, AFDError):
