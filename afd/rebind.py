@@ -64,6 +64,22 @@ HOOKS: tuple[Hook, ...] = (
         "the loader takes a name filter",
     ),
     Hook(
+        "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
+        "CPUFusedMOE",
+        "class",
+        "afd.ffn.experts.split_experts",
+        "experts split over FFN ranks: the CPU kernel ignores expert_map and would read beyond this rank's weights",
+        "vLLM's CPU kernel skips experts that expert_map gives to other ranks",
+    ),
+    Hook(
+        "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
+        "SGLFusedMOE",
+        "class",
+        "afd.ffn.experts.split_experts",
+        "refuse, with the reason, the other CPU kernel that ignores expert_map",
+        "vLLM's CPU kernel skips experts that expert_map gives to other ranks",
+    ),
+    Hook(
         "vllm.utils.system_utils and the modules that import it by name",
         "get_mp_context",
         "()",

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from afd.connectors.base import FFNLink, Work
 from afd.control.messages import Step
 from afd.ffn.counters import FFNCounters
+from afd.ffn.rows import GroupRows
 from afd.topology import Rank
 
 ForwardContext = Callable[[Work], AbstractContextManager[None]]
@@ -25,7 +26,8 @@ ForwardContext = Callable[[Work], AbstractContextManager[None]]
 
 
 class FFNServer:
-    """Serves steps over one link. ``layers`` maps layer index to the native FFN block of that layer."""
+    """Serves steps over one link. ``layers`` maps layer index to the native FFN block of that layer; ``rows`` brings
+    the rows of all FFN ranks together for it."""
 
     def __init__(
         self,
@@ -33,11 +35,13 @@ class FFNServer:
         link: FFNLink,
         forward_context: ForwardContext,
         counters: FFNCounters,
+        rows: GroupRows,
     ) -> None:
         self._layers = layers
         self._link = link
         self._forward_context = forward_context
         self._counters = counters
+        self._rows = rows
 
     def serve(self, next_steps: Callable[[], Mapping[Rank, Step] | None]) -> None:
         """Serve until ``next_steps`` returns None (every Attention rank said good-bye).
@@ -53,18 +57,21 @@ class FFNServer:
         """Run one announced step: every layer and ubatch, in the order in which the link delivers them."""
         started = time.perf_counter()
         computed = 0
+        self._rows.begin(steps)
         for work in self._link.works(steps):
             begun = time.perf_counter()
             out = self.compute(work)
             self._counters.layer_seconds.observe(time.perf_counter() - begun)
             computed += out.shape[0]
             self._link.reply(work, out)
-        self._counters.add_steps(steps.values(), computed, time.perf_counter() - started, self._link.counters)
+        self._counters.add_steps(steps, computed, time.perf_counter() - started, self._link.counters)
 
     def compute(self, work: Work) -> Tensor:
-        """One layer of one ubatch: [rows, hidden] → [rows, hidden]. Zero rows cost nothing."""
-        if work.hidden.shape[0] == 0:
+        """One layer of one ubatch: [rows, hidden] → [rows, hidden]. All FFN ranks compute it together, those that bring
+        no rows too; when nobody brings any, it costs nothing."""
+        whole = self._rows.gather(work)
+        if whole.hidden.shape[0] == 0:
             return work.hidden
-        with self._forward_context(work):
-            out: Tensor = self._layers[work.slot.layer](work.hidden)
-        return out
+        with self._forward_context(whole):
+            out: Tensor = self._layers[work.slot.layer](whole.hidden)
+        return self._rows.own(work, out)

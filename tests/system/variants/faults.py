@@ -34,7 +34,7 @@ class FaultyServer(FFNServer):
 
 class FaultyProcess(RankProcess):
     def server(self, link: FFNLink) -> FFNServer:
-        return FaultyServer(self._layers, link, self._forward_context, self.counters)
+        return FaultyServer(self._layers, link, self._forward_context, self.counters, self._rows)
 
 
 def ffn(argv: Sequence[str]) -> None:

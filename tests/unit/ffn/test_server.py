@@ -20,6 +20,7 @@ from afd.control.abort import Abort
 from afd.control.messages import Phase, Step
 from afd.errors import PeerLostError
 from afd.ffn.counters import FFNCounters
+from afd.ffn.rows import GroupRows
 from afd.ffn.server import FFNServer
 from afd.models.proxies import Hop, RemoteFFN
 from afd.topology import Rank, Topology
@@ -80,9 +81,9 @@ class Pair:
             layer: nn.Sequential(nn.Linear(HIDDEN, 24), nn.SiLU(), nn.Linear(24, HIDDEN)) for layer in LAYERS
         }
         self.contexts: list[tuple[Slot, int]] = []
-        self.counters = FFNCounters()
+        self.counters = FFNCounters(spec(F0))
         self.counters.follow(lambda: self.ffn.counters)
-        self.server = FFNServer(self.layers, self.ffn, self._context, self.counters)
+        self.server = FFNServer(self.layers, self.ffn, self._context, self.counters, GroupRows(spec(F0)))
 
     @contextmanager
     def _context(self, work: Work) -> Iterator[None]:
