@@ -36,6 +36,8 @@ IMPORT_S = 120.0
 """How long the launcher may take to import vLLM. Without compiled bytecode on a busy machine it takes a minute."""
 OBSERVE_S, OBSERVE_LOADING_S = 5.0, 0.3
 """How often the process tree is looked at."""
+_RANK = "rank "
+"""How the name of an FFN rank's process begins, in the agent's log."""
 TOLD = 200
 """Characters by which the words of a process are recognised: a cause may be cut off somewhere."""
 EXIT_STATUS_S = 0.2
@@ -88,12 +90,12 @@ class Processes:
             await self._spawn("API server", {})
         else:
             for rank in self._plan.ranks:
-                await self._spawn(f"rank {rank}", {"AFD_RANK_INDEX": str(rank.index)})
+                await self._spawn(f"{_RANK}{rank}", {"AFD_RANK_INDEX": str(rank.index)})
         self._observer = asyncio.create_task(self._observe())
 
     async def _spawn(self, name: str, more: Mapping[str, str]) -> None:
         assert self._launcher is not None
-        prefix = "" if self._plan.role is Role.ATTENTION else f"({name.removeprefix('rank ')}) "
+        prefix = "" if self._plan.role is Role.ATTENTION else f"({name.removeprefix(_RANK)}) "
 
         def write(line: str) -> None:
             words = without_name(line)
@@ -169,7 +171,7 @@ class Processes:
     def exit_cause(self, child: Child) -> Cause:
         """The cause that the end of a process is, with the last thing it said when it left by itself. When one below it
         ended before, that is the cause."""
-        code, kind = child.exited.result(), "RoleFailedError"
+        code, kind, rank = child.exited.result(), "RoleFailedError", self._rank(child.pid)
         said = last_words(child.tail)
         first = self._deaths.first if code >= 0 else None
         if self._launcher is not None and self._launcher.gone:
@@ -181,9 +183,15 @@ class Processes:
             if first is not None and first.pid != child.pid:
                 # How it ended is unknown when its parent was faster than we: it may just have been told to end.
                 text = f"{first.name + ' ended' if first.code is None else first}, then {text}"
+                rank = self._rank(first.pid)
             if code >= 0 and said:
                 text += f"; its last words: {said}"
-        return Cause(kind, text, rank=str(self._plan.ranks[0]), host=self._plan.hello.host.name)
+        return Cause(kind, text, rank=rank, host=self._plan.hello.host.name)
+
+    def _rank(self, pid: int) -> str:
+        """The rank to blame for the end of a process: that of an FFN rank's process, else the first of this agent."""
+        name = next((child.name for child in self._children if child.pid == pid), "")
+        return name.removeprefix(_RANK) if name.startswith(_RANK) else str(self._plan.ranks[0])
 
     async def settle_requests(self, timeout_s: float) -> None:
         """Wait until every request in flight has had its answer or its error, at most ``timeout_s``."""

@@ -64,6 +64,7 @@ class RoleAgent:
         self._stop = asyncio.Event()
         self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._connected = asyncio.Event()
+        self._waiting_for = set(plan.ranks)
         self._hurry: Callable[[], None] = lambda: None
         self._hurried = asyncio.Event()
         self._progress = Progress(plan)
@@ -199,7 +200,7 @@ class RoleAgent:
         try:
             await asyncio.wait_for(self._connected.wait(), deadline.remaining())
         except asyncio.TimeoutError:
-            load_s, ranks = self._plan.config.timeouts.load_s, names(self._plan.ranks)
+            load_s, ranks = self._plan.config.timeouts.load_s, names(sorted(self._waiting_for))
             raise RoleFailedError(
                 f"{ranks} was not connected within {load_s:g} s of the rendezvous; give it more with "
                 "--afd-timeouts-load-s"
@@ -392,8 +393,10 @@ class RoleAgent:
     def _on_report(self, process: Process, counters: Mapping[str, float], state: str | None) -> None:
         if process.rank is not None:
             self.status.report(process.rank, counters)
-        if state == "ready-to-warm":
-            self._connected.set()
+        if state == "ready-to-warm" and process.rank is not None:
+            self._waiting_for.discard(process.rank)
+            if not self._waiting_for:
+                self._connected.set()
 
     async def _unless_stopped(self, work: Awaitable[_T]) -> _T | None:
         """``work``'s result, or None when a stop was asked for first."""
