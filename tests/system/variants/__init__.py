@@ -24,3 +24,6 @@ ORDERS_DIRECTORY = "TESTS_ORDERS_DIRECTORY"
 """Environment variable with the directory where :mod:`tests.system.variants.outages` looks for orders."""
 HOLD_S = 5
 """How long it holds the interpreter lock, in seconds."""
+
+PARTIALS_DIRECTORY = "TESTS_PARTIALS_DIRECTORY"
+"""Environment variable with the directory of inputs and outputs of :mod:`tests.system.variants.partials`."""
