@@ -31,7 +31,7 @@ API_PORT = 8000
 WORKER_CLASS = "afd.attention.worker.AttentionWorker"
 API_SERVER = "afd.launch.api_server:main"
 FFN_RANK = "afd.ffn.process:main"
-DATA, TENSOR = "--data-parallel-size", "--tensor-parallel-size"
+DATA, TENSOR, EXPERTS = "--data-parallel-size", "--tensor-parallel-size", "--enable-expert-parallel"
 _QUIET = "--disable-access-log-for-endpoints"
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
@@ -141,6 +141,8 @@ def plan_role(
         additional={"afd": to_json(config)},
         worker_class=WORKER_CLASS if role is Role.ATTENTION else None,
     )
+    if role is Role.FFN and config.num_ffn_ranks > 1:  # vLLM's own layers, experts split over the FFN ranks
+        argv += [TENSOR, str(config.num_ffn_ranks), EXPERTS]
     if role is Role.ATTENTION:
         argv += ["--served-model-name", model] if not arguments.enabled("--served-model-name") else []
         argv += ["--middleware", "afd.agent.inflight.Inflight"]

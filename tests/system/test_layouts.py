@@ -33,9 +33,11 @@ pytestmark = pytest.mark.timeout(600)
 
 LAYOUTS = {
     "2A1F": (Topology(2, 1), 1),
+    "2A2F": (Topology(2, 2), 1),
+    "4A2F": (Topology(4, 2), 1),
     "TP2+1F": (Topology(2, 1), 2),
 }
-PAIRWISE = {("v2", "2A1F"), ("v1", "TP2+1F")}
+PAIRWISE = {("v2", "2A2F"), ("v1", "TP2+1F")}
 CELLS = [
     pytest.param(runner, name, marks=[pytest.mark.pairwise] if (runner, name) in PAIRWISE else [])
     for name in LAYOUTS

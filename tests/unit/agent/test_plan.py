@@ -319,3 +319,23 @@ def test_the_functions_that_processes_run_and_the_middleware_exist() -> None:
         module, _, function = name.partition(":")
         path = Path(import_module("afd").__file__ or "").parent.joinpath(*module.split(".")[1:])
         assert f"def {function}(" in path.with_suffix(".py").read_text()
+
+
+def test_several_ffn_ranks_split_the_experts_and_one_has_them_all(checkpoint: Path) -> None:
+    two = {"num_attention_ranks": 2, "num_ffn_ranks": 2}
+    several = planned(checkpoint, Role.FFN, **two)
+    assert value(several.argv, "--tensor-parallel-size") == "2"
+    assert "--enable-expert-parallel" in several.argv
+    assert several.ranks == (Rank(Role.FFN, 0), Rank(Role.FFN, 1))
+    one = planned(checkpoint, Role.FFN, **{**two, "num_ffn_ranks": 1})
+    assert not {"--tensor-parallel-size", "--enable-expert-parallel"} & set(one.argv)
+    attention = planned(checkpoint, argv=(*FLOAT32, "-dp", "2"), **two)
+    assert "--enable-expert-parallel" not in attention.argv
+    assert attention.ranks == (Rank(Role.ATTENTION, 0), Rank(Role.ATTENTION, 1))
+
+
+def test_the_hello_says_how_attentions_ranks_form_groups_and_ffns_does_not(checkpoint: Path) -> None:
+    four = {"num_attention_ranks": 4}
+    wide = planned(checkpoint, argv=(*FLOAT32, "-tp", "2", "-dp", "2"), **four)
+    assert wide.hello.layout.attention_tp == 2
+    assert planned(checkpoint, Role.FFN, **four).hello.layout.attention_tp == 0
