@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from afd.agent.cgroup import cpu_quota
 from afd.errors import MisuseError
 
 NOBIND = "nobind"
+_ONE_CORE = re.compile(r"[ {]*(\d+)(?:-\1)?[ }]*")
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,12 @@ def binding(plans: Sequence[CorePlan]) -> str:
     """One value of ``VLLM_CPU_OMP_THREADS_BIND`` for an engine whose workers follow ``plans``, in rank order."""
     lists = [plan.bind for plan in plans]
     return NOBIND if NOBIND in lists else "|".join(lists)
+
+
+def room_for_a_second_thread(bind: str) -> str:
+    """``bind`` (as in ``VLLM_CPU_OMP_THREADS_BIND``), or "nobind" when it keeps some rank to one core.
+
+    For transports whose bytes are moved by a thread of their own: on the one core of a rank that thread and the model
+    take turns by the scheduler's tick, and a small round trip takes 3.6 ms instead of 0.2.
+    """
+    return NOBIND if any(_ONE_CORE.fullmatch(cores) for cores in bind.split("|")) else bind

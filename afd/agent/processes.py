@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from afd.agent.cores import room_for_a_second_thread
 from afd.agent.deaths import Deaths
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
@@ -82,7 +83,18 @@ class Processes:
             INFLIGHT_VARIABLE: str(self._runtime / "inflight"),
             **agreed,
         }
+        if agreed["AFD_RANK_TRANSPORT"] == "collective":
+            self._spread_threads()
         self._launcher = await Launcher.open(self._runtime, self._environment, IMPORT_S)
+
+    def _spread_threads(self) -> None:
+        chosen = self._environment["VLLM_CPU_OMP_THREADS_BIND"]
+        bind = room_for_a_second_thread(chosen)
+        if bind != chosen:
+            log.info(
+                "transport collective needs more than one core for each rank: %s instead of %s", bind, chosen
+            )
+            self._environment["VLLM_CPU_OMP_THREADS_BIND"] = bind
 
     async def start(self) -> None:
         """Fork the role's processes. Raises RoleFailedError."""

@@ -135,6 +135,7 @@ class RoleAgent:
             self.status.transport = transport
             agreed = {
                 "AFD_RANK_TRANSPORT": transport,
+                "AFD_RANK_HOST": "127.0.0.1",
                 "AFD_RANK_ATTENTION_TP": str(attention_tp(control.hellos)),
             }
             starting = asyncio.create_task(self._start(control, processes, hub.address, agreed))

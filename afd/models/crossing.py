@@ -27,6 +27,8 @@ from afd.topology import Rank
 
 TRANSPORT_VARIABLE = "AFD_RANK_TRANSPORT"
 ATTENTION_TP_VARIABLE = "AFD_RANK_ATTENTION_TP"
+HOST_VARIABLE = "AFD_RANK_HOST"
+"""The address of this machine at which the peers reach this rank."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,5 @@ def agree(vllm_config: VllmConfig, session: RankSession, rank: Rank, layers: tup
         step_s=config.timeouts.step_s,
         spin_us=spin_us(topology.world_size),
     )
-    return Crossing(
-        config, resolved, session, rank, connector(config.connector, os.environ[TRANSPORT_VARIABLE]), spec
-    )
+    transport, host = os.environ[TRANSPORT_VARIABLE], os.environ[HOST_VARIABLE]
+    return Crossing(config, resolved, session, rank, connector(config.connector, transport, host), spec)

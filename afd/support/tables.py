@@ -92,8 +92,8 @@ DIMENSIONS: tuple[Dimension, ...] = (
         (
             Value("shm"),
             Value("auto", same_as="shm"),
-            Value("collective", LATER, "use --afd-transport shm, with both roles on one host"),
-            Value("cam", "its operators exist on Ascend only", "use --afd-transport shm"),
+            Value("collective"),
+            Value("cam", "its operators exist on Ascend only", "use --afd-transport shm or collective"),
         ),
     ),
     Dimension(
@@ -234,7 +234,7 @@ FEATURES: Mapping[str, Feature] = {
             "use --runner generate, without --convert and --pooler-config",
         ),
         Feature("sleep_mode", "--enable-sleep-mode", "FFN would not sleep with Attention"),
-        Feature("multi_node", "--nnodes", "the transport shm needs both roles on one host"),
+        Feature("multi_node", "--nnodes", "one agent starts all processes of an engine"),
         Feature(
             "load_format",
             "--load-format, --safetensors-load-strategy, --model-loader-extra-config",

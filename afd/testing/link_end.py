@@ -86,7 +86,10 @@ def closing_wakes_what_waits_on_both_sides(rig: Rig) -> None:
 
 
 def _lost(rig: Rig, lost: str, survivor: Callable[[Any, ConnectorSpec, Step], None], told: bool) -> None:
-    """Rank ``lost`` is killed while the other runs ``survivor``, which must raise in time and name the rank."""
+    """Rank ``lost`` is killed while the other runs ``survivor``, which must raise in time and name the rank.
+
+    When nobody is told it is stopped instead: a kill would close its connections.
+    """
     spec = rig.spec(step_s=10.0 if told else 0.3)
     step = rig.step(8, 3, rank=0)
     with rig.link(spec) as link:
@@ -101,7 +104,7 @@ def _lost(rig: Rig, lost: str, survivor: Callable[[Any, ConnectorSpec, Step], No
             late = time.monotonic() - rig.context.told_at
             assert late < 0.5, f"woke up {late:.2f} s after the abort"
         else:
-            rig.context.lose(lost, told=False, after_s=0.0)
+            rig.context.lose(lost, told=False, after_s=0.0, stopped=True)
             with raises(
                 PeerLostError, lost, "no progress for 0.3 s", "step 8", "ubatch 0", "layer", within_s=3.0
             ):

@@ -51,9 +51,10 @@ class RankContext:
             raise AssertionError(f"{self.rank} offered {key} while others offered {found}")
         return values
 
-    def lose(self, rank: str, *, told: bool, after_s: float) -> None:
-        """Have ``rank`` killed ``after_s`` from now, and all others told right after that if ``told``."""
-        self._connection.send(("lose", rank, (told, after_s)))
+    def lose(self, rank: str, *, told: bool, after_s: float, stopped: bool = False) -> None:
+        """Have ``rank`` killed (or just ``stopped``) ``after_s`` from now, and all others told right after that if
+        ``told``."""
+        self._connection.send(("lose", rank, (told, after_s, stopped)))
 
     def sleep_for_ever(self) -> None:
         """Do nothing until killed."""
@@ -134,6 +135,15 @@ def run_ranks(topology: Topology, body: Body, *, limit_s: float = 30.0) -> None:
             process.close()
 
 
+def _lose(process: ForkServerProcess, stopped: bool) -> None:
+    if stopped:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+    else:
+        process.kill()
+        process.join()
+
+
 def _conduct(
     processes: Mapping[str, ForkServerProcess], connections: Mapping[Connection, str], deadline: float
 ) -> None:
@@ -165,11 +175,10 @@ def _conduct(
                     for one in open_ones:
                         one.send(("gathered", key, values))
             elif kind == "lose":
-                told, after_s = value
+                told, after_s, stopped = value
                 time.sleep(after_s)
                 killed.add(key)
-                processes[key].kill()
-                processes[key].join()
+                _lose(processes[key], stopped)
                 cause = Cause("PeerLostError", "was killed", rank=key)
                 for one, name in open_ones.items():
                     if told and name not in killed:

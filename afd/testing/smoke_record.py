@@ -51,7 +51,7 @@ def write_record(
     ]
     record = Record(
         kind=kind,
-        name=_name(layout, dtype),
+        name=_name(layout, dtype, outcome.transport),
         date=now(),
         duration_s=round(time.monotonic() - started, 1),
         commits=commits(Path(__file__).resolve().parents[2]),
@@ -107,7 +107,9 @@ def write_record(
     return write(record, directory)
 
 
-def _name(layout: Layout, dtype: str) -> str:
+def _name(layout: Layout, dtype: str, transport: str) -> str:
     model = Path(layout.model.rpartition(":")[2]).name
     words = f"{model[:80]} {layout} {layout.runner} {dtype}"
+    if transport not in ("", "shm"):
+        words += f" {transport}"
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")

@@ -98,7 +98,8 @@ def recorded(request: pytest.FixtureRequest) -> Callable[[Layout, Comparison], N
 
     def record(layout: Layout, comparison: Comparison) -> None:
         if chosen is not None:
-            outcome = Outcome(comparison=comparison, transport="shm")
+            transport = "collective" if "collective" in layout.afd_args else "shm"
+            outcome = Outcome(comparison=comparison, transport=transport)
             print(f"record: {write_record(layout, outcome, started, Path(chosen), kind='system')}")
 
     return record

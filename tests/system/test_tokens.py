@@ -35,21 +35,26 @@ QWEN = "builtin:tiny-qwen3-moe"
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("model", "runner"),
+    ("model", "runner", "transport"),
     [
-        pytest.param(MODEL, "v2", marks=pytest.mark.pairwise),
-        pytest.param(MODEL, "v1", marks=pytest.mark.pairwise),
-        pytest.param(QWEN, "v2", marks=pytest.mark.pairwise),
-        (QWEN, "v1"),
+        pytest.param(MODEL, "v2", "shm", marks=pytest.mark.pairwise),
+        pytest.param(MODEL, "v1", "shm", marks=pytest.mark.pairwise),
+        pytest.param(QWEN, "v2", "collective", marks=pytest.mark.pairwise),
+        (QWEN, "v1", "shm"),
+        (QWEN, "v2", "shm"),
+        (MODEL, "v2", "collective"),
+        (MODEL, "v1", "collective"),
+        (QWEN, "v1", "collective"),
     ],
 )
 def test_every_kind_of_request_gets_the_tokens_of_native_vllm(
-    model: str, runner: str, groups: Groups, natives: Natives, recorded: Recorded
+    model: str, runner: str, transport: str, groups: Groups, natives: Natives, recorded: Recorded
 ) -> None:
     layers = BUILTINS[model.removeprefix("builtin:")].num_layers
-    chosen = layout(runner, model=model, vllm_args=DETAILED)
+    plain = layout(runner, model=model, vllm_args=DETAILED)
     script = full_script(runner)
-    native = natives(chosen, script)
+    native = natives(plain, script)
+    chosen = replace(plain, afd_args=("--afd-transport", transport))
     group = start(groups(chosen))
     ours = interview_group(group, script, native)
     tokens = crossed(group, layers)
@@ -62,7 +67,7 @@ def test_every_kind_of_request_gets_the_tokens_of_native_vllm(
     mixed = sum(step.mixed for step in ours.steps)
     most = max(step.prompts + step.decodes for step in ours.steps)
     report(
-        f"{model}, runner {runner}",
+        f"{model}, runner {runner}, transport {transport}",
         comparison,
         f"{len(ours.steps)} steps, {mixed} mixed, at most {most} requests in one, "
         f"{ours.prefix_hits} tokens from the prefix cache, {tokens.sent} tokens × {layers} layers = {tokens.computed}",

@@ -3,5 +3,5 @@
 
 ``layout`` fixes the bytes, ``segment`` owns the memory and its name. ``ring.c`` (called by ``cring``) and ``pyring``
 are two implementations of one ring; either side of a pair may use either. ``helper`` compiles and loads the C one,
-``waits`` decides what follows when a wait does not succeed, ``transport`` builds lanes from all of it.
+``transport`` builds lanes from all of it.
 """

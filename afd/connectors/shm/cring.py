@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ctypes
 
+from afd.connectors.payload import Header
 from afd.connectors.shm import layout
 from afd.connectors.shm.helper import Library, RingState
-from afd.connectors.shm.layout import Geometry, Header
+from afd.connectors.shm.layout import Geometry
 from afd.connectors.shm.rings import SLICE_S, Ends
 from afd.connectors.shm.segment import Segment
 

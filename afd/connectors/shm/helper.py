@@ -23,6 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from afd.cache import cache_dir
+from afd.connectors.payload import HEADER_BYTES
 from afd.connectors.shm import layout
 from afd.errors import ConfigError
 
@@ -64,8 +65,8 @@ _ABI = (
     layout.ABORTED,
     layout.CLOSED,
     layout.LINE,
-    layout.HEADER_BYTES,
-    layout.HEADER_BYTES - 4,
+    HEADER_BYTES,
+    HEADER_BYTES - 4,
     ctypes.sizeof(RingState),
 )
 

@@ -14,10 +14,8 @@ the words and the memory ordering; its structs must have the sizes below (the lo
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from afd.errors import MisuseError
 
@@ -34,35 +32,8 @@ CELLS = 4096
 BELL, WAITING, ABORTED, CLOSED = 0, 4, 8, 12
 
 _PREAMBLE = struct.Struct("<8sIIQQQQ")
-_HEADER = struct.Struct("<QQiIII")
 HIDDEN_AT = LINE
 """Offset of the hidden states in a cell: after the header, aligned for vector loads."""
-
-
-class Header(NamedTuple):
-    """What every payload says about itself."""
-
-    epoch: int
-    step: int
-    layer: int
-    ubatch: int
-    rows: int
-    ids: int
-
-    def pack_into(self, buffer: memoryview, offset: int) -> None:
-        _HEADER.pack_into(buffer, offset, *self)
-
-    @classmethod
-    def unpack_from(cls, buffer: memoryview, offset: int) -> Header:
-        return cls(*_HEADER.unpack_from(buffer, offset))
-
-
-HEADER_BYTES = _HEADER.size
-
-
-def epoch_hash(epoch: str) -> int:
-    """64 bits that stand for an epoch in a header."""
-    return int.from_bytes(hashlib.blake2b(epoch.encode(), digest_size=8).digest(), "little")
 
 
 def _aligned(size: int, to: int) -> int:

@@ -15,10 +15,12 @@ import platform
 import time
 from collections.abc import Callable
 
+from afd.connectors.payload import Header
 from afd.connectors.shm import layout
-from afd.connectors.shm.layout import Geometry, Header
-from afd.connectors.shm.rings import ABORTED, AGAIN, CLOSED, HEADER, OK, PEER_CLOSED, SLICE_S, Ends
+from afd.connectors.shm.layout import Geometry
+from afd.connectors.shm.rings import SLICE_S, Ends
 from afd.connectors.shm.segment import Segment
+from afd.connectors.waits import ABORTED, AGAIN, CLOSED, HEADER, OK, PEER_CLOSED
 from afd.errors import ResourceError
 
 _SYS_FUTEX = {"x86_64": 202}

@@ -2,7 +2,7 @@
 """One direction of a lane: the interface that the C ring and the Python ring share. ``ring.c`` explains the protocol.
 
 Rings work on addresses, so that a transfer is one call. A call waits for at most one slice and returns a code; what
-to do about a code other than :data:`OK` is decided in ``waits``.
+to do about a code other than :data:`afd.connectors.waits.OK` is decided there.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import os
 from dataclasses import dataclass
 from typing import Protocol
 
+from afd.connectors.payload import Header
 from afd.connectors.shm import layout
-from afd.connectors.shm.layout import Geometry, Header
+from afd.connectors.shm.layout import Geometry
 from afd.connectors.shm.segment import Segment
-
-OK, AGAIN, ABORTED, PEER_CLOSED, CLOSED, HEADER = range(6)
 
 SLICE_S = 0.1
 """Longest sleep in one call: what bounds the delay of a signal, and of a wake-up that was lost."""

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from afd.connectors.base import ConnectorSpec
+from afd.connectors.payload import Header, epoch_hash
 from afd.connectors.shm import helper, layout, rings
 from afd.connectors.shm.cring import CKit
-from afd.connectors.shm.layout import Geometry, Header
+from afd.connectors.shm.layout import Geometry
 from afd.connectors.shm.pyring import PyKit
-from afd.connectors.shm.rings import HEADER, Bells, Kit, Ring
+from afd.connectors.shm.rings import Bells, Kit, Ring
 from afd.connectors.shm.segment import DIRECTORY, Segment, check_room, segment_name
-from afd.connectors.shm.waits import Patience
+from afd.connectors.waits import HEADER, Patience
 from afd.errors import ConfigError, MisuseError, ResourceError
 from afd.topology import Rank, Role
 
@@ -33,7 +34,7 @@ Helper = Literal["auto", "c", "python"]
 def geometry_of(spec: ConnectorSpec) -> Geometry:
     """The sizes of every segment of a run. Both roles derive them from agreed values."""
     return Geometry(
-        epoch=layout.epoch_hash(spec.epoch),
+        epoch=epoch_hash(spec.epoch),
         max_rows=spec.max_tokens,
         row_bytes=spec.hidden_size * spec.dtype.itemsize,
         id_bytes=spec.ids_dtype.itemsize if spec.ids else 0,
@@ -151,7 +152,7 @@ class ShmFFNLane:
     """
 
     def __init__(self, spec: ConnectorSpec, ubatch: int, sources: Sequence[_Source]) -> None:
-        self._epoch, self._ubatch, self._ids = layout.epoch_hash(spec.epoch), ubatch, spec.ids
+        self._epoch, self._ubatch, self._ids = epoch_hash(spec.epoch), ubatch, spec.ids
         self._row_bytes = spec.hidden_size * spec.dtype.itemsize
         self._id_bytes = spec.ids_dtype.itemsize
         self._sources = sources

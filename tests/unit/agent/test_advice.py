@@ -26,7 +26,6 @@ REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("connector", ASYNC),
     ("connector", (*ASYNC, "--afd-async")),
     ("connector", (*ASYNC, "--afd-async", GATE)),
-    ("transport", ("--afd-transport", "collective")),
     ("transport", ("--afd-transport", "cam")),
     ("mode", ("--no-enforce-eager",)),
     ("ubatches", ("--afd-ubatch-num-ubatches", "2")),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afd.agent import cgroup
-from afd.agent.cores import NOBIND, CorePlan, Cores, binding, plan_threads
+from afd.agent.cores import NOBIND, CorePlan, Cores, binding, plan_threads, room_for_a_second_thread
 from afd.errors import MisuseError
 
 
@@ -81,6 +81,23 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
+
+
+@pytest.mark.parametrize(
+    ("bind", "becomes"),
+    [
+        ("0|1", NOBIND),
+        ("0,2|1", NOBIND),
+        ("3-3", NOBIND),
+        ("{7}", NOBIND),
+        ("0,1|2,3", "0,1|2,3"),
+        ("0-3", "0-3"),
+        ("nobind", "nobind"),
+        ("auto", "auto"),
+    ],
+)
+def test_a_rank_whose_transport_has_a_thread_is_not_kept_to_one_core(bind: str, becomes: str) -> None:
+    assert room_for_a_second_thread(bind) == becomes
 
 
 def test_siblings_are_grouped_as_the_kernel_says(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def run(checkpoint: Path, launcher_path: str, tmp_path: Path) -> Run:
         async def started() -> None:
             processes = Processes(plan, tmp_path)
             try:
-                await processes.launch("@hub", {"AFD_RANK_TRANSPORT": "shm"})
+                await processes.launch("@hub", {"AFD_RANK_TRANSPORT": "shm", "AFD_RANK_HOST": "127.0.0.1"})
                 await processes.start()
                 await work(processes)
             finally:
@@ -83,6 +83,7 @@ def test_a_rank_is_told_its_place_the_agent_and_the_transport(
     found = json.loads(line.removeprefix("(F0) "))
     assert found["env"]["AFD_RANK_INDEX"] == "0"
     assert found["env"]["AFD_RANK_TRANSPORT"] == "shm"
+    assert found["env"]["AFD_RANK_HOST"] == "127.0.0.1"
     assert found["env"][SOCKET_ENV] == "@hub"
     assert found["env"][INFLIGHT_VARIABLE] == str(tmp_path / "inflight")
     assert found["argv"][0] == "rank F0"

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afd.connectors.payload import HEADER_BYTES, Header, epoch_hash
 from afd.connectors.shm import layout
-from afd.connectors.shm.layout import Geometry, Header, epoch_hash
+from afd.connectors.shm.layout import Geometry
 from afd.errors import MisuseError
 
 geometries = st.builds(
@@ -23,7 +24,7 @@ geometries = st.builds(
 
 @given(geometries)
 def test_nothing_in_a_segment_overlaps_and_everything_is_aligned(geometry: Geometry) -> None:
-    assert layout.HEADER_BYTES <= layout.HIDDEN_AT
+    assert HEADER_BYTES <= layout.HIDDEN_AT
     assert geometry.ids_at >= layout.HIDDEN_AT + geometry.max_rows * geometry.row_bytes
     assert geometry.stride >= geometry.ids_at + geometry.max_rows * geometry.id_bytes
     assert geometry.to_attention == geometry.to_ffn + geometry.cells * geometry.stride

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
+from afd.connectors.payload import Header
 from afd.connectors.shm import layout
-from afd.connectors.shm.layout import Header
 from afd.connectors.shm.pyring import Futex, problem
-from afd.connectors.shm.rings import ABORTED, AGAIN, CLOSED, HEADER, OK, PEER_CLOSED, Ring, spin_us
+from afd.connectors.shm.rings import Ring, spin_us
+from afd.connectors.waits import ABORTED, AGAIN, CLOSED, HEADER, OK, PEER_CLOSED
 from tests.unit.connectors.conftest import MakeEnds
 
 PAIRS = [("c", "c"), ("python", "python"), ("c", "python"), ("python", "c")]

@@ -27,7 +27,7 @@ from tests.unit.record_examples import record
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("transport", ["auto", "shm", "collective"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["deepseek", "qwen3_moe"])
 def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(
@@ -42,8 +42,7 @@ def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(
         ({"platform": "a3"}, "platform a3 is not supported yet; use the platform cpu"),
         ({"platform": "a9"}, "platform a9 is not supported: AFD does not know it; use cpu"),
         ({"connector": "CAMAsyncAFDConnector"}, "--afd-connector CAMP2pAFDConnector"),
-        ({"transport": "collective"}, "--afd-transport shm"),
-        ({"transport": "cam"}, "Ascend only"),
+        ({"transport": "cam"}, "Ascend only; use --afd-transport shm or collective"),
         ({"runner": "v3"}, "use v2 or v1"),
         ({"family": "llama"}, "DeepSeek.* or Qwen3-MoE"),
         ({"mode": "full_decode_only"}, "--enforce-eager"),

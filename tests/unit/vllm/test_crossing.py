@@ -83,6 +83,7 @@ def run(module: Module, engine_config: EngineConfig, monkeypatch: pytest.MonkeyP
     """Runs a test with a group of two agents."""
     monkeypatch.setenv("AFD_RANK_TRANSPORT", "shm")
     monkeypatch.setenv("AFD_RANK_ATTENTION_TP", "1")
+    monkeypatch.setenv("AFD_RANK_HOST", "127.0.0.1")
 
     def with_group(work: Callable[[Group], Awaitable[None]]) -> None:
         async def main() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wait does when a slice has passed: look for the abort, for the peer and at the deadline, then wait on."""
+"""How a wait for a peer ends over any transport: with success, the abort, the peer's end or at its deadline."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from afd.connectors.base import ConnectorSpec
-from afd.connectors.shm.layout import Header
-from afd.connectors.shm.rings import ABORTED, CLOSED, HEADER, OK, PEER_CLOSED
-from afd.errors import ClosedError, MisuseError, PeerLostError
+from afd.connectors.payload import Header
+from afd.errors import AFDError, ClosedError, MisuseError, PeerLostError
 from afd.topology import Rank
+
+OK, AGAIN, ABORTED, PEER_CLOSED, CLOSED, HEADER = range(6)
+"""What one try of a wait returns."""
 
 FAREWELL_S = 0.5
 """How long to wait for the reason when a peer closed its end: the control plane brings the root cause."""
@@ -28,33 +30,36 @@ class Patience:
     def persist(self, code: int, call: Callable[[], int], doing: str, step: int, layer: int) -> int:
         """Repeat ``call`` until it succeeds (:data:`OK`, or :data:`HEADER` for a payload that came but is a wrong one).
 
-        ``code`` is what the first call returned. Raises the cause of an abort, :class:`ClosedError` when this side
-        closed the link, and :class:`PeerLostError` when the peer closed it or did nothing for ``step_s``.
+        ``code`` is what the first call returned. Raises like :meth:`end`.
         """
         deadline = time.monotonic() + self.spec.step_s
         while code not in (OK, HEADER):
-            place = f"step {step}, layer {layer}, ubatch {self.ubatch}"
-            if code == CLOSED:
-                raise ClosedError(
-                    f"{self.spec.rank}: the link was closed while {doing} {self.peer} ({place})"
-                )
-            self.spec.abort.check()
-            if code == ABORTED:
-                raise MisuseError(f"{self.spec.rank}: a lane was aborted without a cause ({place})")
-            if code == PEER_CLOSED:
-                self._farewell()
-                raise PeerLostError(
-                    f"{self.peer} closed its end while {self.spec.rank} was {doing} it ({place})",
-                    str(self.peer),
-                )
-            if time.monotonic() >= deadline:
-                raise PeerLostError(
-                    f"{self.peer} made no progress for {self.spec.step_s:g} s while {self.spec.rank} was {doing} it "
-                    f"({place})",
-                    str(self.peer),
-                )
+            if code == AGAIN:
+                self.spec.abort.check()
+            if code != AGAIN or time.monotonic() >= deadline:
+                raise self.end(code, doing, step, layer)
             code = call()
         return code
+
+    def end(self, code: int, doing: str, step: int, layer: int) -> AFDError:
+        """The error for a wait that ended with ``code``: :class:`ClosedError` when this side closed the link,
+        :class:`PeerLostError` when the peer closed it (:data:`PEER_CLOSED`) or did nothing for ``step_s``
+        (:data:`AGAIN`). Raises the cause of an abort, for which it waits a moment when the peer is gone.
+        """
+        place = f"step {step}, layer {layer}, ubatch {self.ubatch}"
+        rank, peer = self.spec.rank, self.peer
+        if code == CLOSED:
+            return ClosedError(f"{rank}: the link was closed while {doing} {peer} ({place})")
+        self.spec.abort.check()
+        if code == ABORTED:
+            return MisuseError(f"{rank}: a lane was aborted without a cause ({place})")
+        if code == PEER_CLOSED:
+            self._farewell()
+            return PeerLostError(f"{peer} closed its end while {rank} was {doing} it ({place})", str(peer))
+        return PeerLostError(
+            f"{peer} made no progress for {self.spec.step_s:g} s while {rank} was {doing} it ({place})",
+            str(peer),
+        )
 
     def _farewell(self) -> None:
         end = time.monotonic() + FAREWELL_S
