@@ -4,7 +4,8 @@
 One round trip is what one layer costs in transport: Attention sends its rows, FFN takes them and replies at once,
 Attention has the reply. Links are used as the roles use them, in steps of 60 layers. All variants take turns inside one
 run, so that their ratios mean something on a machine that others use too. "gloo" is the comparison: the same rows with
-torch.distributed send and receive (a header tensor and the rows to FFN, the rows back), each process on all cores.
+plain sends and receives of torch.distributed (a header tensor and the rows to FFN, the rows back), each process on all
+cores.
 
     python benchmarks/transport.py [--tokens 1,32,256,2048] [--hidden 1024] [--rounds 5] [--json FILE]
 """
@@ -29,6 +30,7 @@ import torch.distributed
 
 from afd.connectors.base import ConnectorSpec, Slot
 from afd.connectors.camp2p import CAMP2pAFDConnector
+from afd.connectors.collective.transport import CollectiveTransport
 from afd.connectors.shm.transport import Helper, ShmTransport
 from afd.control.messages import Step
 from afd.testing.free_ports import free_port
@@ -37,7 +39,7 @@ from afd.topology import Rank, Role, Topology
 
 A0 = Rank(Role.ATTENTION, 0)
 TOPOLOGY = Topology(1, 1)
-VARIANTS = ("c", "c, in place", "c, spin 20", "python", "gloo")
+VARIANTS = ("c", "c, in place", "c, spin 20", "python", "collective", "collective, in place", "gloo")
 LAYERS = tuple(range(60))
 SECONDS = 0.5
 """Rough length of one measurement, after a warm-up."""
@@ -46,10 +48,17 @@ RunStep = Callable[[], list[float]]
 """Runs one step; on Attention it returns the time before its first and after each of its round trips."""
 
 
-def shm_attention(
-    spec: ConnectorSpec, context: RankContext, helper: Helper, tokens: int, in_place: bool
+def connector(variant: str) -> CAMP2pAFDConnector:
+    if variant.startswith("collective"):
+        return CAMP2pAFDConnector(CollectiveTransport())
+    helper: Helper = "python" if variant == "python" else "c"
+    return CAMP2pAFDConnector(ShmTransport(helper))
+
+
+def attention_end(
+    spec: ConnectorSpec, context: RankContext, made: CAMP2pAFDConnector, tokens: int, in_place: bool
 ) -> Any:
-    link = CAMP2pAFDConnector(ShmTransport(helper)).open_attention(spec, context.exchange)
+    link = made.open_attention(spec, context.exchange)
     hidden = torch.randn(tokens, spec.hidden_size).to(spec.dtype)
     out = None if in_place else torch.empty_like(hidden)
     slots = [Slot(layer, 0) for layer in LAYERS]
@@ -71,8 +80,8 @@ def step_of(spec: ConnectorSpec, tokens: int) -> Step:
     return Step(epoch=spec.epoch, step=0, rank="A0", phase="eager", real=(tokens,), padded=(tokens,))
 
 
-def shm_ffn(spec: ConnectorSpec, context: RankContext, helper: Helper, tokens: int) -> Any:
-    link = CAMP2pAFDConnector(ShmTransport(helper)).open_ffn(spec, context.exchange)
+def ffn_end(spec: ConnectorSpec, context: RankContext, made: CAMP2pAFDConnector, tokens: int) -> Any:
+    link = made.open_ffn(spec, context.exchange)
     reply = torch.randn(tokens, spec.hidden_size).to(spec.dtype)
     steps = {A0: step_of(spec, tokens)}
 
@@ -151,11 +160,10 @@ def open_variant(
         abort=context.abort,
         spin_us=20 if "spin" in variant else 0,
     )
-    helper: Helper = "python" if variant == "python" else "c"
     if context.rank == A0:
-        pair = shm_attention(spec, context, helper, tokens, "in place" in variant)
+        pair = attention_end(spec, context, connector(variant), tokens, "in place" in variant)
     else:
-        pair = shm_ffn(spec, context, helper, tokens)
+        pair = ffn_end(spec, context, connector(variant), tokens)
     return pair
 
 
@@ -227,10 +235,10 @@ def main() -> None:
     print(
         f"{report['cores']} cores, load {report['load_before']} before, hidden {options.hidden} bfloat16, µs"
     )
-    print(f"{'tokens':>7} {'variant':<14} {'p50':>9} {'p95':>9} {'gloo/this':>10}")
+    print(f"{'tokens':>7} {'variant':<21} {'p50':>9} {'p95':>9} {'gloo/this':>10}")
     for row in rows:
         print(
-            f"{row['tokens']:>7} {row['variant']:<14} {row['p50_us']:>9} {row['p95_us']:>9} "
+            f"{row['tokens']:>7} {row['variant']:<21} {row['p50_us']:>9} {row['p95_us']:>9} "
             f"{row['gloo_over_this'] or '':>10}"
         )
 

@@ -23,6 +23,7 @@ from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
 from afd.agent.progress import Progress
+from afd.agent.reach import agree
 from afd.agent.run_directory import RunDirectory
 from afd.agent.stall import StallWatch, first_failure
 from afd.agent.status import AgentStatus
@@ -31,7 +32,6 @@ from afd.control.abort import Cause
 from afd.control.channel import Deadline
 from afd.control.group import Control, Waiting
 from afd.control.handshake import attention_tp, names
-from afd.control.handshake import transport as agreed_transport
 from afd.control.hub import LocalHub, Process, open_hub
 from afd.control.rendezvous import open_control
 from afd.errors import AFDError, RoleFailedError
@@ -131,14 +131,7 @@ class RoleAgent:
         async with open_hub(
             control, on_report=self._on_report, on_death=processes.explain, stopping=self._leaving
         ) as hub:
-            transport = agreed_transport(control.hellos)
-            self.status.transport = transport
-            agreed = {
-                "AFD_RANK_TRANSPORT": transport,
-                "AFD_RANK_HOST": "127.0.0.1",
-                "AFD_RANK_ATTENTION_TP": str(attention_tp(control.hellos)),
-            }
-            starting = asyncio.create_task(self._start(control, processes, hub.address, agreed))
+            starting = asyncio.create_task(self._start(control, processes, hub.address))
             telling = asyncio.create_task(self._progress.keep_telling())
             stopping = asyncio.create_task(self._stop.wait())
             aborting = asyncio.create_task(aborted.wait())
@@ -164,16 +157,21 @@ class RoleAgent:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start(
-        self, control: Control, processes: Processes, hub: str, agreed: Mapping[str, str]
-    ) -> None:
+    async def _start(self, control: Control, processes: Processes, hub: str) -> None:
         """Bring the role from nothing to ``ready``."""
         plan, load_s = self._plan, self._plan.config.timeouts.load_s
         deadline = Deadline(load_s)
+        reach = await agree(control)
+        self.status.transport = reach.transport
         self._progress.joined(control)
         if plan.download is not None:
             await fetch(plan.download, plan.model, plan.environment, load_s)
             self._progress.downloaded()
+        agreed = {
+            "AFD_RANK_TRANSPORT": reach.transport,
+            "AFD_RANK_HOST": reach.host,
+            "AFD_RANK_ATTENTION_TP": str(attention_tp(control.hellos)),
+        }
         await processes.launch(hub, agreed)
         self._progress.imported()
         await processes.start()

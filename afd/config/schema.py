@@ -207,7 +207,8 @@ class AFDConfig:
         default="auto",
         metadata=_option(
             kinds.choice("auto", "shm", "collective", "cam"),
-            "What moves tensors between the roles. Both roles must agree.",
+            "What moves tensors between the roles: shared memory of one host, sends and receives between any hosts, "
+            "or Ascend's operators. `auto` takes `shm` when all ranks really share memory, else `collective`.",
         ),
     )
     ubatch: UbatchPolicy = field(default_factory=UbatchPolicy, metadata={"group": UbatchPolicy})

@@ -108,6 +108,8 @@ class Control(ABC):
         self.epoch = ""
         self.hellos: tuple[Hello, ...] = (hello,)
         """One per agent, the root's first; complete once the group is."""
+        self.addresses: tuple[str, ...] = ()
+        """Those of this machine to which other agents are connected; complete once the group is."""
         self._on_bye = on_bye
         self._state = ""
         self._closed: str | None = None

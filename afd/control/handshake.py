@@ -104,16 +104,6 @@ def compare(hellos: Sequence[Hello]) -> None:
         raise mismatch(found)
 
 
-def transport(hellos: Sequence[Hello]) -> str:
-    """The transport that agreeing hellos mean: the one somebody names, else what platform and hosts allow."""
-    named = {hello.transport for hello in hellos} - {ANY}
-    if named:
-        return named.pop()
-    if any(hello.platform != "cpu" for hello in hellos):
-        return "cam"
-    return "shm" if len({hello.host.memory for hello in hellos}) == 1 else "collective"
-
-
 def attention_tp(hellos: Sequence[Hello]) -> int:
     """The tensor-parallel size that agreeing hellos mean, which is Attention's."""
     return max(1, *(hello.layout.attention_tp for hello in hellos))

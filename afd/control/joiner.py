@@ -120,6 +120,7 @@ class Joiner(Control):
             link.cut()
             raise
         self._link, self.epoch, self.hellos = link, welcome.epoch, welcome.hellos
+        self.addresses = (link.local,)
         self._rows = tuple(row(other, "", 0.0) for other in self.hellos)
         self._silence.watch("root", max(self._heartbeat_s, self.hellos[0].heartbeat_s))
         self._spawn(self._follow(link))

@@ -32,6 +32,9 @@ class Link:
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = writer.get_extra_info("peername")
+        here = writer.get_extra_info("sockname")
+        self.local = str(here[0]) if isinstance(here, tuple) else ""
+        """The address of this machine that the other side is connected to; "" for a local process."""
         self.name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local process"
 
     async def receive(self) -> AnyMessage | None:

@@ -140,6 +140,7 @@ class Root(Control):
             raise self._refusal
         self._phase = _Phase.FORMED
         self.hellos = (self.hello, *(agent.hello for agent in self._agents))
+        self.addresses = tuple(agent.link.local for agent in self._agents)
         for agent in self._agents:
             agent.link.send(Welcome(epoch=self.epoch, hellos=self.hellos, proof=agent.proof))
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from afd.control.handshake import AGREED, attention_tp, compare, differences, names, this_host, transport
-from afd.control.messages import Fingerprint, Hello, Host, Layout
+from afd.control.handshake import AGREED, attention_tp, compare, differences, names, this_host
+from afd.control.messages import Fingerprint, Host, Layout
 from afd.errors import MismatchError
 from afd.topology import Rank, Role
 from tests.unit.control.agents import hello_of
@@ -110,23 +110,9 @@ def test_every_rank_is_listed_under_its_value() -> None:
         compare([FFN, a0, a1])
 
 
-def test_auto_fits_every_transport_and_the_named_one_wins() -> None:
+def test_auto_fits_every_transport() -> None:
     for name in ("shm", "collective", "cam"):
-        hellos = [FFN, msgspec.structs.replace(SAME, transport=name)]
-        compare(hellos)
-        assert transport(hellos) == name
-
-
-@pytest.mark.parametrize(
-    ("platform", "memory", "expected"),
-    [("cpu", "m", "shm"), ("cpu", "n", "collective"), ("ascend", "m", "cam")],
-)
-def test_auto_on_all_ranks_follows_platform_and_hosts(platform: str, memory: str, expected: str) -> None:
-    hellos: list[Hello] = [
-        msgspec.structs.replace(h, platform=platform, host=Host(name="h", memory=m, pid=1))
-        for h, m in ((FFN, "m"), (SAME, memory))
-    ]
-    assert transport(hellos) == expected
+        compare([FFN, msgspec.structs.replace(SAME, transport=name)])
 
 
 def test_the_tensor_parallel_size_is_that_of_attention_which_ffn_does_not_know() -> None:
