@@ -17,7 +17,7 @@ from afd.connectors.step_counters import StepCounters
 from afd.control.messages import Phase, Step
 from afd.control.reporter import Reporter
 from afd.control.session import RankSession
-from afd.control.steps import StepSender
+from afd.control.step_sender import StepSender
 from afd.errors import AFDError
 from afd.models.crossing import Crossing, agree, tp_rank
 from afd.models.row_group import RowGroup

@@ -94,7 +94,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_
 
 
 class Challenge(Message, frozen=True, kw_only=True):
-    """Root to whoever connects: prove the token over ``nonce`` when ``token`` is set."""
+    """Root, or FFN rank on its step channel, to whoever connects: prove the token over ``nonce`` when ``token`` is
+    set."""
 
     nonce: bytes
     token: bool
@@ -222,18 +223,21 @@ Phase = Literal["profile", "warmup", "capture", "eager", "replay"]
 
 
 class StepHello(Message, frozen=True, kw_only=True):
-    """First frame of an Attention rank on a step connection."""
+    """An Attention rank's answer to the :class:`Challenge` on a step connection: who it is, its own nonce, and its
+    proof over both nonces (empty without a token)."""
 
     epoch: str
     rank: str
+    nonce: bytes
     proof: bytes = b""
 
 
 class StepReady(Message, frozen=True, kw_only=True):
-    """The FFN rank took the connection."""
+    """The FFN rank took the connection. ``proof`` is its answer to the nonce of the Attention rank."""
 
     epoch: str
     rank: str
+    proof: bytes = b""
 
 
 class Step(Message, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step channel: each Attention rank announces each forward to every FFN rank.
+"""The step channel, FFN's side: each Attention rank announces each forward to every FFN rank.
 
 The FFN side waits for hours when there is nothing to do, but once one Attention rank has announced a step the
 others owe theirs within ``step_s``. Both sides notice a closed connection and an abort at once.
@@ -8,6 +8,7 @@ others owe theirs within ``step_s``. Both sides notice a closed connection and a
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import time
@@ -20,17 +21,15 @@ from afd.control.channel import (
     Connection,
     Deadline,
     Waker,
-    dial,
     format_address,
     prove,
     proven,
 )
-from afd.control.messages import AnyMessage, Bye, Refusal, Step, StepHello, StepReady
+from afd.control.messages import AnyMessage, Bye, Challenge, Refusal, Step, StepHello, StepReady
 from afd.control.ports import listen
 from afd.errors import (
     AFDError,
     ClosedError,
-    MismatchError,
     MisuseError,
     PeerAbsentError,
     PeerLostError,
@@ -51,6 +50,7 @@ class _Stranger:
     def __init__(self, sock: socket.socket, name: str) -> None:
         self.connection = Connection(sock, limit=4096)
         self.name = name
+        self.nonce = os.urandom(16)
         self.deadline = Deadline(HELLO_S)
 
 
@@ -247,6 +247,7 @@ class StepListener:
         stranger = _Stranger(sock, format_address(*address[:2]))
         self._strangers[sock.fileno()] = stranger
         self._poller.register(sock, READABLE)
+        stranger.connection.send_now(Challenge(nonce=stranger.nonce, token=self._token is not None))
 
     def _drop(self, fd: int, why: str, refusal: Refusal | None = None) -> None:
         stranger = self._strangers.pop(fd)
@@ -272,7 +273,8 @@ class StepListener:
         if not isinstance(hello, StepHello):
             self._drop(fd, f"it began with {type(hello).__name__}")
             return
-        if not proven(self._token, hello.proof, "step", hello.epoch, hello.rank, str(self._rank)):
+        said = (stranger.nonce, hello.nonce, hello.epoch, hello.rank, str(self._rank))
+        if not proven(self._token, hello.proof, "step", *said):
             text = f"the token of {hello.rank} is not that of {self._rank}"
             self._drop(fd, text, Refusal(kind="MismatchError", message=text))
             return
@@ -293,104 +295,10 @@ class StepListener:
             raise PeerLostError(restarted, str(rank))
         del self._strangers[fd]
         source = self._sources[rank] = self._by_fd[fd] = _Source(rank, stranger.connection)
-        source.connection.send_now(StepReady(epoch=self._epoch, rank=str(self._rank)))
+        proof = prove(self._token, "steps", *said)
+        source.connection.send_now(StepReady(epoch=self._epoch, rank=str(self._rank), proof=proof))
         for message in messages[1:]:
             self._handle(source, message)
-
-
-class StepSender:
-    """The Attention side: announces the steps of ``rank`` to every FFN rank. Not thread-safe."""
-
-    def __init__(
-        self, rank: Rank, epoch: str, *, abort: Abort, step_s: float, token: bytes | None = None
-    ) -> None:
-        self._rank, self._epoch, self._token = rank, epoch, token
-        self._abort, self._step_s = abort, step_s
-        self._targets: dict[Rank, Connection] = {}
-        self._waker = Waker(abort)
-        self._closed = False
-
-    def connect(self, addresses: Mapping[Rank, str], timeout_s: float) -> None:
-        """Connect to the step channel of each FFN rank and wait until it agrees.
-
-        Raises :class:`PeerLostError` when it is not there, :class:`MismatchError` or :class:`MisuseError` when it
-        refuses, and the abort's cause.
-        """
-        deadline = Deadline(timeout_s)
-        for target, address in addresses.items():
-            connection = dial(address, self._waker, self._abort, deadline, target)
-            self._targets[target] = connection
-            proof = prove(self._token, "step", self._epoch, str(self._rank), str(target))
-            hello = StepHello(epoch=self._epoch, rank=str(self._rank), proof=proof)
-            connection.send(hello, self._waker, self._abort, deadline, target)
-        for target, connection in self._targets.items():
-            self._await_ready(target, connection, deadline, timeout_s)
-
-    def send(self, step: Step) -> None:
-        """Announce ``step`` to every FFN rank.
-
-        Raises the abort's cause, and :class:`PeerLostError` when an FFN rank is gone, has said goodbye or takes
-        nothing for ``step_s``.
-        """
-        self.check()
-        deadline = Deadline(self._step_s)
-        for target, connection in self._targets.items():
-            connection.send(step, self._waker, self._abort, deadline, target)
-
-    def check(self) -> None:
-        """Raise like :meth:`send` if an FFN rank is known to be gone; takes a few microseconds."""
-        if self._closed:
-            raise ClosedError(f"the step channel of {self._rank} is closed")
-        self._abort.check()
-        for target, connection in self._targets.items():
-            for message in connection.receive():
-                if isinstance(message, Bye):
-                    raise PeerLostError(f"{target} said goodbye ({message.reason})", str(target))
-                raise MisuseError(f"{target} sent {type(message).__name__} on the step channel")
-            if connection.eof:
-                raise PeerLostError(
-                    f"{target} closed its step connection to {self._rank} without a goodbye", str(target)
-                )
-
-    def close(self, reason: str) -> None:
-        """Say goodbye to every FFN rank and close. Harmless when called again."""
-        if self._closed:
-            return
-        self._closed = True
-        for connection in self._targets.values():
-            connection.send_now(Bye(epoch=self._epoch, ranks=(str(self._rank),), reason=reason))
-            connection.close()
-        self._waker.close()
-
-    def _await_ready(
-        self, target: Rank, connection: Connection, deadline: Deadline, timeout_s: float
-    ) -> None:
-        poller = select.poll()
-        poller.register(connection, READABLE)
-        poller.register(self._waker, select.POLLIN)
-        while True:
-            for message in connection.receive():
-                if isinstance(message, Refusal):
-                    raise _refused(message, target)
-                if not isinstance(message, StepReady):
-                    raise MisuseError(f"{target} answered a step hello with {type(message).__name__}")
-                return
-            if connection.eof:
-                raise PeerLostError(f"{target} closed the step connection before it agreed", str(target))
-            if deadline.passed:
-                raise PeerLostError(
-                    f"{target} did not agree to a step connection within {timeout_s:g} s", str(target)
-                )
-            poller.poll(deadline.poll_ms())
-            self._abort.check()
-
-
-def _refused(refusal: Refusal, target: Rank) -> AFDError:
-    if refusal.kind == "MismatchError":
-        return MismatchError(refusal.message, refusal.differences)
-    if refusal.kind == "PeerLostError":
-        return PeerLostError(refusal.message, str(target))
-    return MisuseError(refusal.message)
 
 
 def _names(ranks: Collection[Rank]) -> str:

@@ -39,7 +39,7 @@ from afd.ffn.rows import GroupRows
 from afd.ffn.server import FFNServer
 from afd.launch.arguments import judged_by_vllm, parse
 from afd.launch.children import core_list, keep_to
-from afd.models.crossing import Crossing, agree, configuration
+from afd.models.crossing import HOST_VARIABLE, Crossing, agree, configuration
 from afd.models.role import model_family, role_scope
 from afd.topology import Rank, Role, Topology
 
@@ -185,6 +185,7 @@ class RankProcess:
             abort=spec.abort,
             step_s=patience.for_attention_s,
             token=crossing.config.token(),
+            host=os.environ[HOST_VARIABLE],
         )
         epoch.callback(listener.close, "shutdown")
         mesh = None

@@ -18,9 +18,20 @@ import pytest
 
 from afd.control import steps as module
 from afd.control.abort import Abort, Cause
-from afd.control.channel import parse_address
-from afd.control.messages import Heartbeat, Step, StepHello, encode
-from afd.control.steps import StepListener, StepSender
+from afd.control.channel import parse_address, prove
+from afd.control.messages import (
+    AnyMessage,
+    Challenge,
+    FrameReader,
+    Heartbeat,
+    Refusal,
+    Step,
+    StepHello,
+    StepReady,
+    encode,
+)
+from afd.control.step_sender import StepSender
+from afd.control.steps import StepListener
 from afd.errors import (
     ClosedError,
     MismatchError,
@@ -69,6 +80,18 @@ def connected(listener: StepListener, *ranks: Rank, token: bytes | None = None) 
 
 def raw(listener: StepListener) -> socket.socket:
     return socket.create_connection(parse_address(listener.address), timeout=5)
+
+
+def heard(sock: socket.socket) -> tuple[list[AnyMessage], bool]:
+    """What a raw connection is told until it is closed or nothing comes for 0.2 s, and whether it is closed."""
+    reader, found = FrameReader(), []
+    sock.settimeout(0.2)
+    try:
+        while data := sock.recv(4096):
+            found += reader.feed(data)
+    except TimeoutError:
+        return found, False
+    return found, True
 
 
 def test_each_round_has_one_step_of_every_expected_rank() -> None:
@@ -153,7 +176,7 @@ def test_a_killed_attention_process_is_noticed_at_once() -> None:
     code = (
         "import sys, time\n"
         "from afd.control.abort import Abort\n"
-        "from afd.control.steps import StepSender\n"
+        "from afd.control.step_sender import StepSender\n"
         "from afd.topology import Rank\n"
         f"s = StepSender(Rank.parse('A0'), {EPOCH!r}, abort=Abort(), step_s=5.0)\n"
         "s.connect({Rank.parse('F0'): sys.argv[1]}, 5.0)\n"
@@ -306,6 +329,50 @@ def test_a_wrong_token_is_refused_and_the_channel_goes_on() -> None:
         a0.close("done")
 
 
+def challenged(sock: socket.socket) -> Challenge:
+    (challenge,), _ = heard(sock)
+    assert isinstance(challenge, Challenge)
+    return challenge
+
+
+def test_a_hello_that_was_overheard_is_of_no_use_on_another_connection() -> None:
+    token = b"correct horse battery"
+    with listening(token=token) as listener:
+        with raw(listener) as first, raw(listener) as second:
+            assert listener.next(timeout_s=0.2) == {}
+            challenges = [challenged(sock) for sock in (first, second)]
+            assert all(challenge.token for challenge in challenges)
+            proof = prove(token, "step", challenges[0].nonce, b"mine", EPOCH, "A0", "F0")
+            hello = encode(StepHello(epoch=EPOCH, rank="A0", nonce=b"mine", proof=proof))
+            second.sendall(hello)  # the listener has another nonce there
+            assert listener.next(timeout_s=0.2) == {}
+            (refusal,), closed = heard(second)
+            assert isinstance(refusal, Refusal) and closed
+            first.sendall(hello)
+            assert listener.next(timeout_s=0.2) == {}
+            (ready,), _ = heard(first)
+            assert isinstance(ready, StepReady)
+            assert ready.proof == prove(token, "steps", challenges[0].nonce, b"mine", EPOCH, "A0", "F0")
+
+
+def test_a_listener_that_does_not_know_the_token_is_refused() -> None:
+    for other in (None, b"wrong wrong wrong wrong"):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            sender = StepSender(A0, EPOCH, abort=Abort(), step_s=5.0, token=b"correct horse battery")
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            thread = in_thread(lambda s=sender, a=address: s.connect({F0: a}, 5.0))  # type: ignore[misc]
+            impostor, _ = server.accept()
+            with impostor:
+                impostor.sendall(encode(Challenge(nonce=b"n", token=True)))
+                (hello,), _ = heard(impostor)
+                assert isinstance(hello, StepHello)
+                proof = prove(other, "steps", b"n", hello.nonce, EPOCH, "A0", "F0")
+                impostor.sendall(encode(StepReady(epoch=EPOCH, rank="F0", proof=proof)))
+                with pytest.raises(MismatchError, match="the token of F0 is not that of A0"):
+                    thread.result(5)
+            sender.close("done")
+
+
 def test_a_rank_that_is_not_expected_is_refused_and_the_channel_goes_on() -> None:
     with listening() as listener:
         other = StepSender(A1, EPOCH, abort=Abort(), step_s=5.0)
@@ -326,7 +393,7 @@ def test_a_rank_that_is_not_expected_is_refused_and_the_channel_goes_on() -> Non
         b"AFD\x02\x00\x00\x00\x01x",
         b"AFD\x01\x00\x0f\x00\x00",
         encode(Heartbeat(epoch=EPOCH)),
-        encode(StepHello(epoch=EPOCH, rank="A0"))[:-3],
+        encode(StepHello(epoch=EPOCH, rank="A0", nonce=b""))[:-3],
     ],
     ids=["silence", "http", "noise", "protocol", "length", "heartbeat", "half"],
 )
@@ -349,7 +416,7 @@ def test_open_connections_that_say_nothing_are_limited() -> None:
         silent = [raw(listener) for _ in range(module.STRANGERS + 5)]
         assert listener.next(timeout_s=0.2) == {}
         assert len(listener._strangers) == module.STRANGERS
-        assert silent[0].recv(1) == b""  # the oldest was closed
+        assert heard(silent[0])[1]  # the oldest was closed
         (a0,) = connected(listener, A0)
         a0.send(step(1))
         assert listener.next() == {A0: step(1)}

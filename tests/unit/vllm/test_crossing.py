@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from afd.control.group import Control
 from afd.control.hub import LocalHub, open_hub
 from afd.control.session import RankSession
-from afd.control.steps import StepSender
+from afd.control.step_sender import StepSender
 from afd.errors import MismatchError, PeerLostError
 from afd.models.proxies import Hop, RemoteFFN
 from afd.topology import Rank
