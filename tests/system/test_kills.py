@@ -33,6 +33,7 @@ class Victim:
     role: Role
     words: str
     runner: str = "v2"
+    transport: str = "auto"
 
     @property
     def is_agent(self) -> bool:
@@ -43,7 +44,13 @@ class Victim:
         return Role.FFN if self.role is Role.ATTENTION else Role.ATTENTION
 
     def __str__(self) -> str:
-        return f"{self.name.replace(' ', '-')}-{self.runner}"
+        over = "" if self.transport == "auto" else f"-{self.transport}"
+        return f"{self.name.replace(' ', '-')}-{self.runner}{over}"
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """What the group is like that it is killed in."""
+        return self.runner, self.transport
 
 
 VICTIMS = (
@@ -55,8 +62,10 @@ VICTIMS = (
     Victim("Worker", Role.ATTENTION, "A0: VLLM::Worker (process {pid}) was killed"),
     Victim("rank F0", Role.FFN, "F0: the rank F0 (process {pid}) was killed", "v1"),
     Victim("Worker", Role.ATTENTION, "A0: VLLM::Worker (process {pid}) was killed", "v1"),
+    Victim("rank F0", Role.FFN, "F0: the rank F0 (process {pid}) was killed", "v2", "collective"),
+    Victim("Worker", Role.ATTENTION, "A0: VLLM::Worker (process {pid}) was killed", "v2", "collective"),
 )
-PAIRWISE = ("rank-F0-v2", "API-server-v2")
+PAIRWISE = ("rank-F0-v2", "API-server-v2", "rank-F0-v2-collective")
 
 
 @dataclass
@@ -77,18 +86,18 @@ class Found:
 class Stand:
     """The group that is up, handed from one experiment to the next."""
 
-    def __init__(self, make: Callable[[str, Group | None], Group], proofs: Proofs) -> None:
+    def __init__(self, make: Callable[[Victim, Group | None], Group], proofs: Proofs) -> None:
         self._make = make
         self._proofs = proofs
-        self._up: dict[str, Group] = {}
+        self._up: dict[tuple[str, str], Group] = {}
 
     def experiment(self, victim: Victim) -> Found:
-        for runner in [runner for runner in self._up if runner != victim.runner]:
-            self._up.pop(runner).stop()
-        if victim.runner not in self._up:
-            self._up[victim.runner] = self._make(victim.runner, None)
-            start(self._up[victim.runner])
-        group = self._up.pop(victim.runner)
+        for other in [other for other in self._up if other != victim.group]:
+            self._up.pop(other).stop()
+        if victim.group not in self._up:
+            self._up[victim.group] = self._make(victim, None)
+            start(self._up[victim.group])
+        group = self._up.pop(victim.group)
         questions, native = self._proofs(victim.runner)
         client = Client(group.attention.api_url).start()
         decoding(group.attention)
@@ -98,9 +107,9 @@ class Stand:
         # Without its agent a tree has nobody who waits for its end; the kernel and vLLM's helper take a moment.
         left = traces.left_after(1.0 if victim.is_agent else 0.0)
         client.join(5)
-        again = self._make(victim.runner, group)
+        again = self._make(victim, group)
         restart_s = start(again)
-        self._up[victim.runner] = again
+        self._up[victim.group] = again
         print(f"{victim}: {ended}; ready again after {restart_s:.1f} s")
         return Found(
             victim=victim,
@@ -121,10 +130,11 @@ def stand(
 ) -> Iterator[Stand]:
     with ExitStack() as scope:
 
-        def make(runner: str, before: Group | None) -> Group:
+        def make(victim: Victim, before: Group | None) -> Group:
             directory = tmp_path_factory.mktemp("kills")
             ports = {} if before is None else before.ports
-            return scope.enter_context(Group(layout(runner), directory, launchers(runner), ports=ports))
+            chosen = layout(victim.runner, afd_args=("--afd-transport", victim.transport))
+            return scope.enter_context(Group(chosen, directory, launchers(victim.runner), ports=ports))
 
         yield Stand(make, proofs)
 
