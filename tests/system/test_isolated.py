@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that runs out of shared memory, and a network that loses everything: both roles end and say why."""
+"""A machine that runs out of shared memory, a network that loses everything, and two hosts instead of one."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ LEAVE_OUT = 'leave these tests out with -m "not isolated"'
 pytestmark = pytest.mark.isolated
 
 
-def isolated(deed: str, directory: Path) -> dict[str, Any]:
-    """Run :mod:`tests.system.isolated` in namespaces of its own."""
-    missing = [tool for tool in ("unshare", "ip", "mount") if shutil.which(tool) is None]
+def isolated(module: str, *arguments: object, timeout_s: float = 150) -> dict[str, Any]:
+    """Run a module of this directory in namespaces of its own, and return what it prints last."""
+    missing = [tool for tool in ("unshare", "ip", "mount", "ss") if shutil.which(tool) is None]
     assert missing == [], f"not installed: {', '.join(missing)}; {LEAVE_OUT}"
     probe = subprocess.run(
         [*UNSHARE, "ip", "link", "set", "lo", "up"], capture_output=True, text=True, timeout=30
     )
     assert probe.returncode == 0, f"no namespaces for this user: {probe.stderr.strip()}; {LEAVE_OUT}"
     done = subprocess.run(
-        [*UNSHARE, sys.executable, "-m", "tests.system.isolated", deed, str(directory)],
+        [*UNSHARE, sys.executable, "-m", f"tests.system.{module}", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"\n{deed}: {found}")
+    print(f"\n{module} {arguments[:-1]}: {found}")
     return found
 
 
 @pytest.mark.timeout(200)
 def test_shared_memory_that_is_full_while_serving_is_named_as_the_likely_cause(tmp_path: Path) -> None:
-    found = isolated("fill", tmp_path)
+    found = isolated("isolated", "fill", tmp_path)
     assert found["codes"] == {"ffn": 70, "attention": 71}
     assert "was killed by SIGBUS (a full /dev/shm does that; see afd doctor)" in found["errors"]["ffn"]
     assert found["errors"]["ffn"] == found["errors"]["attention"]
@@ -56,9 +56,36 @@ def test_shared_memory_that_is_full_while_serving_is_named_as_the_likely_cause(t
 def test_a_network_that_loses_every_packet_ends_both_roles_by_the_silence_of_the_other(
     tmp_path: Path,
 ) -> None:
-    found = isolated("cut", tmp_path)
+    found = isolated("isolated", "cut", tmp_path)
     assert found["codes"] == {"ffn": 70, "attention": 70}
     assert found["seconds"] < 3 * HEARTBEAT_S + 2
     assert "A0: its agent" in found["errors"]["ffn"] and "F0: its agent" in found["errors"]["attention"]
     assert all("gave no sign of life" in words for words in found["errors"].values())
     assert found["left"] == []
+
+
+@pytest.mark.timeout(420)
+def test_two_hosts_without_common_memory_serve_native_tokens(tmp_path: Path) -> None:
+    found = isolated("two_hosts", "near", "stop", tmp_path, timeout_s=400)
+    for side, address in (("ffn", "10.77.0.1"), ("attention", "10.77.0.2")):
+        assert (found[side]["code"], found[side]["error"]) == (0, "")
+        assert found[side]["transport"] == "collective"
+        assert (
+            "transport collective: not all ranks are on one host with one /dev/shm" in found[side]["reason"]
+        )
+        assert address in found[side]["listening"]
+        assert found[side]["left"] == []
+    # vLLM's own store listens on all addresses of Attention's host; of AFD's nothing does.
+    assert found["ffn"]["listening"] == ["10.77.0.1"]
+    assert found["attention"]["tokens"] > 100
+    assert found["attention"]["wrong"] == []
+
+
+@pytest.mark.timeout(420)
+def test_a_cable_that_is_cut_between_two_hosts_ends_both_roles(tmp_path: Path) -> None:
+    found = isolated("two_hosts", "near", "cut", tmp_path, timeout_s=400)
+    assert found["attention"]["wrong"] == []
+    assert found["attention"]["seconds"] < 3 * HEARTBEAT_S + 2
+    assert (found["ffn"]["code"], found["attention"]["code"]) == (70, 70)
+    assert "A0: its agent" in found["ffn"]["error"] and "F0: its agent" in found["attention"]["error"]
+    assert found["ffn"]["left"] == found["attention"]["left"] == []
