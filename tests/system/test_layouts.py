@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -37,23 +39,23 @@ LAYOUTS = {
     "4A2F": (Topology(4, 2), 1),
     "TP2+1F": (Topology(2, 1), 2),
 }
-PAIRWISE = {("v2", "2A2F"), ("v1", "TP2+1F")}
+PAIRWISE = {("v2", "2A2F", "shm"), ("v1", "TP2+1F", "shm")}
 CELLS = [
-    pytest.param(runner, name, marks=[pytest.mark.pairwise] if (runner, name) in PAIRWISE else [])
-    for name in LAYOUTS
-    for runner in ("v2", "v1")
+    pytest.param(*cell, marks=[pytest.mark.pairwise] if cell in PAIRWISE else [])
+    for cell in itertools.product(("v2", "v1"), LAYOUTS, ("shm", "collective"))
 ]
 
 
-@pytest.mark.parametrize(("runner", "name"), CELLS)
+@pytest.mark.parametrize(("runner", "name", "transport"), CELLS)
 def test_a_layout_gives_native_tokens_and_computes_every_token_once(
-    runner: str, name: str, groups: Groups, natives: Natives, recorded: Recorded
+    runner: str, name: str, transport: str, groups: Groups, natives: Natives, recorded: Recorded
 ) -> None:
     topology, tp = LAYOUTS[name]
-    chosen = layout(runner, vllm_args=DETAILED, topology=topology, tp=tp)
-    assert str(chosen) == name
+    plain = layout(runner, vllm_args=DETAILED, topology=topology, tp=tp)
+    assert str(plain) == name
     script = full_script(runner)
-    native = natives(chosen, script)
+    native = natives(plain, script)
+    chosen = replace(plain, afd_args=("--afd-transport", transport))
     group = start(groups(chosen))
     ours = interview_group(group, script, native)
     tokens = crossed(group, LAYERS)
@@ -61,7 +63,9 @@ def test_a_layout_gives_native_tokens_and_computes_every_token_once(
 
     comparison = ours.against(native)
     report(
-        f"{name}, runner {runner}", comparison, f"{tokens.sent} tokens × {LAYERS} layers = {tokens.computed}"
+        f"{name}, runner {runner}, transport {transport}",
+        comparison,
+        f"{tokens.sent} tokens × {LAYERS} layers = {tokens.computed}",
     )
     recorded(chosen, comparison)
     assert comparison.agrees, reasons(comparison)
