@@ -182,7 +182,7 @@ def inspect(
     ``config.json`` that vLLM is told to replace. Raises :class:`ConfigError` with the file, what is wrong with it, and
     what to do.
     """
-    config = _merged(read_config(directory), overrides or {})
+    config = overridden(read_config(directory), overrides or {})
     try:
         files = sorted(directory.iterdir())
     except OSError as error:
@@ -256,13 +256,13 @@ def fingerprint(config: Mapping[str, Any], where: Path) -> ModelFingerprint:
     )
 
 
-def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's rule: an object changes the keys that it has, any other value takes the old one's place."""
     merged = dict(config)
     for key, value in overrides.items():
         before = merged.get(key)
         merged[key] = (
-            _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+            overridden(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
         )
     return merged
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from afd import pins, support
-from afd.agent import cores, fit, model_files, vllm_arguments, vllm_flags, vllm_policy
+from afd.agent import cores, fit, model_files, split, vllm_arguments, vllm_flags, vllm_policy
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.model_files import HubModel
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
@@ -127,6 +127,8 @@ def plan_role(
         _check_sizes_of_ffn(arguments)
     support.check(combination(config, arguments, fingerprint, runner))
     ranks = _ranks(role, config, arguments)
+    model_config = model_files.overridden(model_files.read_config(directory), overrides)
+    split.check(model_config, config.topology, environment)
     fit.check_length(arguments, directory, environment)
     if not dummy and on_hub is None:
         model_files.inspect(directory)

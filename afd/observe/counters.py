@@ -68,14 +68,15 @@ FAMILIES: Mapping[str, Family] = {
             "counter",
             ("kind",),
             "rank",
-            "Tokens in steps: real, or padded (with padding).",
+            "Tokens in steps: real, or padded (with padding). An FFN rank counts those that it serves.",
         ),
         Family(
             "afd_ffn_tokens_total",
             "counter",
             (),
             "rank",
-            "Rows that FFN layers computed: a token counts once for each layer.",
+            "Rows that FFN layers computed: a token counts once for each layer, at the rank that serves its Attention "
+            "rank, whichever ranks have its experts.",
         ),
         Family("afd_graph_replays_total", "counter", (), "rank", "Steps that replayed a graph."),
         Family("afd_ubatched_steps_total", "counter", (), "rank", "Steps that ran as two ubatches."),
