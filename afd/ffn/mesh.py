@@ -84,10 +84,9 @@ class RowMesh:
         """
         header = memoryview(_HEADER.pack(step, slot.layer, slot.ubatch, own[0].shape[0]))
         sending = {index: [header, *_bytes(own)] for index in self._peers}
-        arriving: dict[int, list[memoryview]] = {}
         heads = {index: bytearray(_HEADER.size) for index in self._peers}
-        for index in self._peers:
-            arriving[index] = [memoryview(heads[index]), *_bytes(others[index])]
+        bodies = {index: _bytes(others[index]) for index in self._peers}
+        arriving = {index: [memoryview(heads[index]), *bodies[index]] for index in self._peers}
         deadline = Deadline(self._step_s)
         while True:
             for index, views in list(sending.items()):
@@ -96,7 +95,9 @@ class RowMesh:
             for index, views in list(arriving.items()):
                 if self._receive(index, views):
                     del arriving[index]
-                    self._check(index, _HEADER.unpack(heads[index]), (step, *slot, others[index][0].shape[0]))
+                if index in heads and len(views) <= len(bodies[index]):
+                    found = _HEADER.unpack(heads.pop(index))
+                    self._check(index, found, (step, *slot, others[index][0].shape[0]))
             if not sending and not arriving:
                 return
             waiting = [
