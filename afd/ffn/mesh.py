@@ -27,6 +27,8 @@ _HELLO = struct.Struct("<16sI")
 _HEADER = struct.Struct("<QIII")
 """Step, layer, ubatch, and how many rows follow."""
 
+GRACE_S = 0.5
+"""How long after an abort a meeting that has begun may go on: those who came at all have come by then."""
 GONE_MS = 200
 """How long it may take until the end of a process is seen on all of its sockets."""
 
@@ -80,14 +82,16 @@ class RowMesh:
         Each sequence holds one tensor [rows, …] per kind of what crosses (hidden states; in ids mode token ids), all
         contiguous and maybe without rows. Raises PeerLostError naming a rank that is gone or does not come within
         ``step_s``, MisuseError naming one that is somewhere else or brings another number of rows, and the abort's
-        cause.
+        cause. A meeting that has begun before an abort may still succeed: others may have what they need, and will wait
+        inside their layer for this rank.
         """
         header = memoryview(_HEADER.pack(step, slot.layer, slot.ubatch, own[0].shape[0]))
         sending = {index: [header, *_bytes(own)] for index in self._peers}
         heads = {index: bytearray(_HEADER.size) for index in self._peers}
         bodies = {index: _bytes(others[index]) for index in self._peers}
         arriving = {index: [memoryview(heads[index]), *bodies[index]] for index in self._peers}
-        deadline = Deadline(self._step_s)
+        deadline, grace = Deadline(self._step_s), None
+        self._abort.check()
         while True:
             for index, views in list(sending.items()):
                 if self._send(index, views):
@@ -107,7 +111,10 @@ class RowMesh:
                 )
                 for index in {*sending, *arriving}
             ]
-            if not self._poll(waiting, deadline):
+            if grace is None and self._abort.cause is not None:
+                grace = Deadline(GRACE_S)
+            if not self._poll(waiting, grace or deadline, heed=False):
+                self._abort.check()
                 index = min({*arriving} or {*sending})
                 where = f"layer {slot.layer}, ubatch {slot.ubatch} of step {step}"
                 raise self._lost(
@@ -196,14 +203,19 @@ class RowMesh:
 
     # ---- waiting ----------------------------------------------------------------------------------------
 
-    def _poll(self, waiting: Sequence[tuple[socket.socket, int]], deadline: Deadline) -> bool:
-        """Wait until one is ready; False at the deadline. Raises the abort's cause."""
+    def _poll(
+        self, waiting: Sequence[tuple[socket.socket, int]], deadline: Deadline, *, heed: bool = True
+    ) -> bool:
+        """Wait until one is ready, or the abort; False at the deadline. Raises the abort's cause when it is to ``heed``
+        it."""
         poller = select.poll()
-        poller.register(self._waker, select.POLLIN)
+        if self._abort.cause is None:  # it stays readable afterwards
+            poller.register(self._waker, select.POLLIN)
         for sock, events in waiting:
             poller.register(sock, events)
         ready = poller.poll(deadline.poll_ms())
-        self._abort.check()
+        if heed:
+            self._abort.check()
         return bool(ready) or not deadline.passed
 
     def _lost(self, index: int, what: str) -> PeerLostError:

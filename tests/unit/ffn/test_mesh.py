@@ -134,6 +134,32 @@ def test_an_abort_ends_a_meeting_with_its_cause(ranks: Callable[..., Ranks]) -> 
         waiting.result(2)
 
 
+def test_either_all_ranks_go_on_after_an_abort_or_none_does(ranks: Callable[..., Ranks]) -> None:
+    """One that went on alone would wait in a collective for ever."""
+    group = ranks(3)
+    first = group.pool.submit(meet, group, 0, [1, 1, 1])
+    time.sleep(0.1)
+    for abort in group.aborts[:2]:
+        abort.trigger(Cause("PeerLostError", "it was killed", rank="A1"))
+    with pytest.raises(PeerLostError, match="A1"):  # not begun: it sends nothing, and nobody goes on
+        meet(group, 1, [1, 1, 1])
+    last = group.pool.submit(meet, group, 2, [1, 1, 1])
+    time.sleep(0.1)
+    group.aborts[2].trigger(Cause("PeerLostError", "it was killed", rank="A1"))
+    for waiting in (first, last):
+        with pytest.raises(PeerLostError, match="A1"):
+            waiting.result(2)
+
+
+def test_a_meeting_that_others_are_through_with_goes_on_after_an_abort(ranks: Callable[..., Ranks]) -> None:
+    group = ranks(2)
+    first = group.pool.submit(meet, group, 0, [1, 1])
+    time.sleep(0.1)
+    group.aborts[0].trigger(Cause("PeerLostError", "it was killed", rank="A1"))
+    assert torch.equal(meet(group, 1, [1, 1])[0], rows_of(0, 1))  # F1 hears of it later
+    assert torch.equal(first.result(2)[1], rows_of(1, 1))
+
+
 @pytest.mark.parametrize(
     ("slot", "step", "rows", "says"),
     [
