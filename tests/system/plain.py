@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The feed-forward layers of DeepSeek-V2 and V3 in plain PyTorch, for any part of the experts and of the width.
+"""The feed-forward layers of DeepSeek-V2, V3 and Qwen3-MoE in plain PyTorch, for any part of the experts and width.
 
-From the formulas of the papers (arXiv 2405.04434 section 2.2, 2412.19437 section 2.1.2) and a checkpoint's tensors.
+From the formulas of the papers (arXiv 2405.04434 section 2.2, 2412.19437 section 2.1.2, 2505.09388 section 2) and a
+checkpoint's tensors.
 """
 
 from __future__ import annotations
@@ -26,17 +27,27 @@ class PlainFFN:
         for path in sorted(directory.glob("*.safetensors")):
             self.tensors.update(load_file(path))
 
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a sparse layer."""
+        found: int = self.config.get("n_routed_experts") or self.config["num_experts"]
+        return found
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether ``layer`` has experts."""
+        return f"model.layers.{layer}.mlp.gate.weight" in self.tensors
+
     def routing(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Experts and weights [rows, top_k] that the router of ``layer`` chooses for ``hidden`` [rows, hidden]."""
         config = self.config
         logits = hidden.double() @ self._of(layer, "gate.weight").T
-        if config["scoring_func"] == "sigmoid":
+        if config.get("scoring_func") == "sigmoid":
             scores = logits.sigmoid()
             biased = scores + self._of(layer, "gate.e_score_correction_bias")
         else:
             scores = biased = logits.softmax(-1)
-        groups = biased.view(len(hidden), config["n_group"], -1)
-        if config["n_group"] > 1:
+        groups = biased.view(len(hidden), config.get("n_group", 1), -1)
+        if groups.shape[1] > 1:
             best = groups.topk(2).values.sum(-1).topk(config["topk_group"]).indices
             kept = torch.zeros(groups.shape[:2], dtype=torch.bool).scatter_(1, best, True)
             groups = groups.masked_fill(~kept.unsqueeze(-1), float("-inf"))
@@ -44,19 +55,19 @@ class PlainFFN:
         weights = scores.gather(1, ids)
         if config["norm_topk_prob"]:
             weights = weights / weights.sum(-1, keepdim=True)
-        return ids, weights * config["routed_scaling_factor"]
+        return ids, weights * config.get("routed_scaling_factor", 1.0)
 
     def part(self, layer: int, hidden: Tensor, experts: Collection[int], share: int, shares: int) -> Tensor:
         """The output of ``experts`` for ``hidden`` [rows, hidden], plus part ``share`` of ``shares`` of what all tokens
         pass: the width of the shared expert, or of the dense layer."""
-        if layer < self.config["first_k_dense_replace"]:
+        if not self.is_sparse(layer):
             return self._mlp(f"model.layers.{layer}.mlp", hidden, share, shares)
         out = torch.zeros(hidden.shape, dtype=torch.float64)
         ids, weights = self.routing(layer, hidden)
         for expert in experts:
             scale = (weights * (ids == expert)).sum(-1, keepdim=True)
             out += scale * self._mlp(f"model.layers.{layer}.mlp.experts.{expert}", hidden, 0, 1)
-        if self.config["n_shared_experts"]:
+        if self.config.get("n_shared_experts"):
             out += self._mlp(f"model.layers.{layer}.mlp.shared_experts", hidden, share, shares)
         return out
 
