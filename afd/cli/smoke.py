@@ -57,7 +57,7 @@ _WIDE = 1000
 @click.option(
     "--dtype",
     default="float32",
-    type=click.Choice(["float32", "bfloat16"]),
+    type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Number format of the model.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")

@@ -143,12 +143,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         (
             Value("float32"),
             Value("bfloat16"),
-            Value(
-                "float16",
-                "vLLM's decoder layer rescales float16 outputs by the class of its FFN block, which is not the same "
-                "class in a split model",
-                "use --dtype bfloat16 or float32",
-            ),
+            Value("float16"),
         ),
     ),
     Dimension(

@@ -192,7 +192,6 @@ def test_the_mark_of_runner_v1_does_not_survive_a_change_to_v2() -> None:
 @pytest.mark.parametrize(
     ("argv", "settings", "says"),
     [
-        (("--dtype", "half"), {}, "dtype float16 is not supported"),
         (("--dtype", "float8"), {}, "dtype float8 is not supported"),
         (("--quantization", "fp8"), {}, "quantisation fp8 is not supported"),
         (("--enable-lora",), {}, r"lora \(--enable-lora, .*\) is not supported"),
@@ -307,7 +306,13 @@ def test_dummy_weights_need_no_weight_files(checkpoint: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("asked", "dtype"),
-    [("auto", "bfloat16"), ("float", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")],
+    [
+        ("auto", "bfloat16"),
+        ("float", "float32"),
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+        ("half", "float16"),
+    ],
 )
 def test_the_dtype_in_the_hello_is_the_one_vllm_will_use(checkpoint: Path, asked: str, dtype: str) -> None:
     assert planned(checkpoint, argv=("--dtype", asked)).hello.model.dtype == dtype

@@ -120,7 +120,7 @@ def test_the_runner_of_the_flag_wins_over_the_one_of_the_environment(
         (("ffn", "CHECKPOINT", "--afd-role", "ffn"), "flag --afd-role: there is no such flag"),
         (("ffn", "CHECKPOINT", "--agent-port", "x"), "'x' is not a port (1-65535)"),
         (("ffn", "CHECKPOINT", "--additional-config", "{"), "--additional-config: not JSON"),
-        (("ffn", "CHECKPOINT", "--dtype", "half"), "dtype float16 is not supported"),
+        (("ffn", "CHECKPOINT", "--dtype", "fp8"), "dtype fp8 is not supported"),
         (("ffn", "CHECKPOINT", "--speculative-config.method", "ngram"), "speculative"),
     ],
 )

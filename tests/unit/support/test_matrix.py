@@ -28,7 +28,7 @@ from tests.unit.record_examples import record
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 @pytest.mark.parametrize("transport", ["auto", "shm", "collective"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", ["deepseek", "qwen3_moe"])
 def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(
     runner: str, transport: str, dtype: str, family: str
@@ -48,10 +48,9 @@ def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(
         ({"mode": "full_decode_only"}, "--enforce-eager"),
         ({"num_ubatches": 2}, "ubatches 2 .*--enable-dbo"),
         ({"quantisation": "fp8"}, "unquantised"),
-        ({"dtype": "float16"}, "rescales float16 .*use --dtype bfloat16 or float32"),
         ({"gate": "attention"}, "leave out --afd-compute-gate-on-attention"),
         ({"runner": "v3", "mode": "graph"}, "runner v3 .*; besides, mode graph .*use --enforce-eager"),
-        ({"dtype": "float8"}, "use --dtype float32 or bfloat16"),
+        ({"dtype": "float8"}, "use --dtype float32 or bfloat16 or float16"),
         ({"on_loss": "rejoin"}, "--afd-on-loss exit"),
         (
             {"features": frozenset({"lora"})},
