@@ -25,6 +25,7 @@ from vllm.config import VllmConfig
 from afd.attention.peer import Peer
 from afd.control.messages import Phase
 from afd.models.proxies import Hop
+from afd.models.resolved import resolve
 from afd.models.role import model_family, remote_layers, role_scope
 from afd.topology import Role
 
@@ -41,11 +42,11 @@ class AttentionMixin:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Build and load Attention's half, connect to FFN (blocks until it is there), wrap the forward."""
-        hop = Hop()
+        hop, resolved = Hop(), resolve(self.vllm_config)
         with role_scope(model_family(self.vllm_config), Role.ATTENTION, hop):
             super().load_model(*args, **kwargs)  # type: ignore[misc]
         layers = remote_layers(self.model)
-        self.afd_peer = peer = self.afd_peer_class.connect(self.vllm_config, layers)
+        self.afd_peer = peer = self.afd_peer_class.connect(self.vllm_config, layers, resolved)
         hop.link, hop.last_layer, hop.group = peer.link, layers[-1], peer.row_group()
         self.model.forward = self._afd_forward(self.model.forward, hop, peer)
 

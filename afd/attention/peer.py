@@ -20,6 +20,7 @@ from afd.control.session import RankSession
 from afd.control.step_sender import StepSender
 from afd.errors import AFDError
 from afd.models.crossing import Crossing, agree, tp_rank
+from afd.models.resolved import Resolved
 from afd.models.row_group import RowGroup
 from afd.topology import Rank, Role, attention_rank
 
@@ -63,7 +64,7 @@ class Peer:
         self._reporter = Reporter(crossing.session, self._counters.snapshot)
 
     @classmethod
-    def connect(cls, vllm_config: VllmConfig, layers: tuple[int, ...]) -> Peer:
+    def connect(cls, vllm_config: VllmConfig, layers: tuple[int, ...], resolved: Resolved) -> Peer:
         """Join the group with a built model whose ``layers`` have their FFN elsewhere; blocks until FFN is there.
 
         Raises MismatchError, PeerAbsentError or PeerLostError as the control plane tells.
@@ -71,7 +72,7 @@ class Peer:
         rank = attention_rank_of(vllm_config, get_tensor_model_parallel_rank())
         session = RankSession.attach(rank=rank)
         try:
-            crossing = agree(vllm_config, session, rank, layers)
+            crossing = agree(vllm_config, session, rank, layers, resolved)
             published = crossing.exchange("steps", "")
             addresses = {Rank.parse(name): address for name, address in published.items() if address}
             sender = None if tp_rank(crossing.spec) else cls.open_sender(crossing, addresses)

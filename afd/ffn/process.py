@@ -40,6 +40,7 @@ from afd.ffn.server import FFNServer
 from afd.launch.arguments import judged_by_vllm, parse
 from afd.launch.children import core_list, keep_to
 from afd.models.crossing import HOST_VARIABLE, Crossing, agree, configuration
+from afd.models.resolved import Resolved, resolve
 from afd.models.role import model_family, role_scope
 from afd.topology import Rank, Role, Topology
 
@@ -111,10 +112,11 @@ def ffn_layers(model: nn.Module, family: Family) -> dict[int, nn.Module]:
 
 @dataclass(frozen=True)
 class Resident:
-    """What an FFN process makes once and keeps over epochs: vLLM's configuration, its groups (in vLLM's own state) and
-    the native FFN block of every layer, with its weights."""
+    """What an FFN process makes once and keeps over epochs: vLLM's configuration, what it resolved before the model was
+    built, its groups (in vLLM's own state) and the native FFN block of every layer, with its weights."""
 
     config: VllmConfig
+    resolved: Resolved
     layers: dict[int, nn.Module]
 
     @classmethod
@@ -132,7 +134,7 @@ class Resident:
         family = model_family(config)
         with set_current_vllm_config(config), torch.inference_mode():
             join_group(config, rank, epoch)
-            return cls(config, ffn_layers(load(config, family), family))
+            return cls(config, resolve(config), ffn_layers(load(config, family), family))
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ def serve_epoch(
 ) -> None:
     """One epoch of a process that has its weights: agree with every rank, connect, and serve until Attention leaves."""
     with set_current_vllm_config(resident.config), torch.inference_mode():
-        crossing = agree(resident.config, session, rank, tuple(sorted(resident.layers)))
+        crossing = agree(resident.config, session, rank, tuple(sorted(resident.layers)), resident.resolved)
         process(resident.config, crossing, resident.layers).serve()
 
 

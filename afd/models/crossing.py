@@ -22,7 +22,7 @@ from afd.connectors.shm.rings import spin_us
 from afd.control.session import RankSession
 from afd.errors import ConfigError
 from afd.families import family_of
-from afd.models.resolved import Resolved, resolve
+from afd.models.resolved import Resolved
 from afd.topology import Rank
 
 TRANSPORT_VARIABLE = "AFD_RANK_TRANSPORT"
@@ -60,13 +60,16 @@ def configuration(vllm_config: VllmConfig) -> AFDConfig:
     return afd_config.resolve({}, {}, additional["afd"]).config
 
 
-def agree(vllm_config: VllmConfig, session: RankSession, rank: Rank, layers: tuple[int, ...]) -> Crossing:
+def agree(
+    vllm_config: VllmConfig, session: RankSession, rank: Rank, layers: tuple[int, ...], resolved: Resolved
+) -> Crossing:
     """Confirm with every rank what vLLM resolved, and describe the link. ``layers`` have their FFN on FFN ranks.
 
+    ``resolved`` was read before the model was built: constructors of vLLM write into the model's configuration what
+    only one of the roles constructs (DeepSeek's attention its kind of yarn).
     Raises MismatchError (through the abort) when a rank resolved something else.
     """
     config = configuration(vllm_config)
-    resolved = resolve(vllm_config)
     session.exchange(
         "resolved",
         {**resolved.as_dict(), "remote layers": len(layers)},

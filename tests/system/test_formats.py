@@ -48,14 +48,13 @@ def compared(
 
 
 @pytest.mark.parametrize("runner", ["v2", "v1"])
-def test_deepseek_v3_with_sigmoid_routing_and_a_bias_gives_native_tokens(
-    runner: str, groups: Groups, natives: Natives, recorded: Recorded
+@pytest.mark.parametrize("model", ["tiny-deepseek-v3", "tiny-deepseek-v2-grouped"])
+def test_routing_by_sigmoid_and_bias_or_in_groups_and_scaled_positions_give_native_tokens(
+    model: str, runner: str, groups: Groups, natives: Natives, recorded: Recorded
 ) -> None:
-    chosen = layout(runner, model="builtin:tiny-deepseek-v3", vllm_args=DETAILED)
+    chosen = layout(runner, model=f"builtin:{model}", vllm_args=DETAILED)
     script = full_script(runner)
-    ours, comparison = compared(
-        f"DeepSeek-V3, runner {runner}", groups, chosen, script, natives(chosen, script)
-    )
+    ours, comparison = compared(f"{model}, runner {runner}", groups, chosen, script, natives(chosen, script))
     recorded(chosen, comparison)
     assert comparison.agrees, reasons(comparison)
     assert any(step.mixed for step in ours.steps)

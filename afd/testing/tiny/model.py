@@ -42,6 +42,7 @@ class TinyModel:
     v_head_dim: int = 32
     routed_scaling_factor: float = 1.0
     max_position: int = 2048
+    yarn_factor: float = 1.0
     num_kv_heads: int = 2
     head_dim: int = 32
     sparse_step: int = 1
@@ -67,6 +68,10 @@ class TinyModel:
         problems = [
             (self.family not in _TENSORS, f"family {self.family!r}"),
             (self.sparse_step < 1, f"experts in every {self.sparse_step}th layer"),
+            (
+                self.yarn_factor < 1 or (self.yarn_factor > 1 and self.is_qwen),
+                f"yarn by {self.yarn_factor:g}",
+            ),
             (self.tied and not self.is_qwen, f"tied embeddings in family {self.family!r}"),
             (self.dtype not in DTYPES, f"dtype {self.dtype!r}"),
             (self.vocab_size < tokens.SMALLEST, f"vocab_size {self.vocab_size}, at least {tokens.SMALLEST}"),
@@ -76,6 +81,8 @@ class TinyModel:
             ),
             (not 0 < self.top_k <= self.num_experts, f"top_k {self.top_k} of {self.num_experts} experts"),
             (not 0 <= self.first_k_dense <= self.num_layers, f"{self.first_k_dense} dense layers"),
+            # The library that reads config.json takes neither 0 nor null.
+            (self.num_shared_experts < 1 and not self.is_qwen, f"{self.num_shared_experts} shared experts"),
             (self.shards < 1, f"{self.shards} shards"),
         ]
         for wrong, what in problems:
@@ -95,6 +102,16 @@ BUILTINS = {
         q_lora_rank=96,
         routed_scaling_factor=1.5,
         shards=2,
+    ),
+    "tiny-deepseek-v2-grouped": TinyModel(
+        num_experts=16,
+        top_k=4,
+        num_shared_experts=2,
+        num_groups=4,
+        top_k_groups=2,
+        moe_intermediate_size=64,
+        routed_scaling_factor=2.5,
+        yarn_factor=4.0,
     ),
     "tiny-qwen3-moe": TinyModel(
         family="qwen3_moe", num_layers=6, sparse_step=2, mlp_only_layers=(3,), tied=True, shards=2
@@ -119,7 +136,7 @@ def tensors(model: TinyModel) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}.mlp.gate.e_score_correction_bias", (model.num_experts,)
         for expert in range(model.num_experts):
             yield from _mlp(f"{at}.mlp.experts.{expert}", model.moe_intermediate_size, hidden)
-        if model.num_shared_experts and not model.is_qwen:
+        if not model.is_qwen:
             width = model.moe_intermediate_size * model.num_shared_experts
             yield from _mlp(f"{at}.mlp.shared_experts", width, hidden)
     yield "model.norm.weight", (hidden,)
@@ -206,16 +223,17 @@ def _qwen(model: TinyModel) -> dict[str, Any]:
 
 
 def _deepseek(model: TinyModel) -> dict[str, Any]:
+    method = "group_limited_greedy" if model.num_groups > 1 else "greedy"
     config: dict[str, Any] = {
         "architectures": ["DeepseekV3ForCausalLM" if model.is_v3 else "DeepseekV2ForCausalLM"],
         "num_key_value_heads": model.num_heads,
         "n_routed_experts": model.num_experts,
-        "n_shared_experts": model.num_shared_experts or None,
+        "n_shared_experts": model.num_shared_experts,
         "first_k_dense_replace": model.first_k_dense,
         "moe_layer_freq": 1,
         "n_group": model.num_groups,
         "topk_group": model.top_k_groups,
-        "topk_method": "noaux_tc" if model.is_v3 else "greedy",
+        "topk_method": "noaux_tc" if model.is_v3 else method,
         "scoring_func": "sigmoid" if model.is_v3 else "softmax",
         "norm_topk_prob": model.is_v3,
         "routed_scaling_factor": model.routed_scaling_factor,
@@ -225,6 +243,16 @@ def _deepseek(model: TinyModel) -> dict[str, Any]:
         "qk_rope_head_dim": model.qk_rope_head_dim,
         "v_head_dim": model.v_head_dim,
     }
+    if model.yarn_factor > 1:
+        config["rope_scaling"] = {
+            "type": "yarn",
+            "factor": model.yarn_factor,
+            "original_max_position_embeddings": int(model.max_position / model.yarn_factor),
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        }
     if model.is_v3:
         config["num_nextn_predict_layers"] = 0
     return config

@@ -156,6 +156,7 @@ def test_files_are_readable_by_every_user_whatever_the_umask(tmp_path: Path) -> 
     [
         {"family": "llama"}, {"dtype": "int8"}, {"vocab_size": 100}, {"num_groups": 3}, {"top_k": 9},
         {"first_k_dense": 5}, {"shards": 0}, {"sparse_step": 0}, {"tied": True},
+        {"yarn_factor": 0.5}, {"num_shared_experts": 0},
     ],
 )  # fmt: skip
 def test_an_impossible_model_is_refused(wrong: dict[str, object], tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ class Group:
         session = RankSession.attach(self.hubs[F0].address, F0)
         config = self.engine_config()
         try:
-            crossing = self.module("afd.models.crossing").agree(config, session, F0, LAYERS)
+            resolved = self.module("afd.models.resolved").resolve(config)
+            crossing = self.module("afd.models.crossing").agree(config, session, F0, LAYERS, resolved)
             with torch.inference_mode():
                 self.module("afd.ffn.process").RankProcess(config, crossing, self.layers).serve()
         except BaseException as error:
@@ -63,9 +64,9 @@ class Group:
         peers = self.module("afd.attention.peer")
         session = RankSession.attach(self.hubs[A0].address, A0)
         try:
-            crossing = self.module("afd.models.crossing").agree(
-                self.engine_config(*argv), session, A0, LAYERS
-            )
+            config = self.engine_config(*argv)
+            resolved = self.module("afd.models.resolved").resolve(config)
+            crossing = self.module("afd.models.crossing").agree(config, session, A0, LAYERS, resolved)
             sender = StepSender(A0, session.epoch, abort=session.abort, step_s=10.0)
             published = crossing.exchange("steps", "")
             sender.connect({Rank.parse(name): where for name, where in published.items() if where}, 10.0)

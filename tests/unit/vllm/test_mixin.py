@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,8 +50,8 @@ class Link:
 class FakePeer:
     """FFN as Attention's mixin sees it."""
 
-    def __init__(self, layers: tuple[int, ...], events: list[Any], ids: bool) -> None:
-        self.link, self.layers, self.events, self.ids = Link(), layers, events, ids
+    def __init__(self, layers: tuple[int, ...], events: list[Any], ids: bool, resolved: Any) -> None:
+        self.link, self.layers, self.events, self.ids, self.resolved = Link(), layers, events, ids, resolved
 
     def row_group(self) -> RowGroup | None:
         return None
@@ -67,31 +66,33 @@ class FakePeer:
 
 
 @pytest.fixture
-def runner(module: Module) -> Any:
+def runner(module: Module, engine_config: Any) -> Any:
     """Makes a runner with Attention's mixin in front."""
     deepseek = module(FAMILIES[0].module)
 
     def make(*, ids: bool = False, fail: bool = False) -> Any:
         events: list[Any] = []
+        vllm_config = engine_config()
 
         class Native:
             def load_model(self) -> None:
                 if fail:
                     raise ValueError("no such checkpoint")
                 self.model = Model(deepseek)
+                vllm_config.model_config.hf_config.update({"vocab_size": 7})
 
             def shutdown(self) -> None:
                 events.append("native shutdown")
 
         class Peer(FakePeer):
             @classmethod
-            def connect(cls, vllm_config: Any, layers: tuple[int, ...]) -> FakePeer:
-                return cls(layers, events, ids)
+            def connect(cls, vllm_config: Any, layers: tuple[int, ...], resolved: Any) -> FakePeer:
+                return cls(layers, events, ids, resolved)
 
         class Runner(module("afd.attention.mixin").AttentionMixin, Native):  # type: ignore[misc]
             afd_peer_class = Peer
-            vllm_config = SimpleNamespace(model_config=SimpleNamespace(architecture="DeepseekV2ForCausalLM"))
 
+        Runner.vllm_config = vllm_config
         made = Runner()
         made.events = events
         return made
@@ -106,6 +107,15 @@ def test_the_model_is_built_around_remote_blocks_and_connected(runner: Any) -> N
     assert made.afd_peer.layers == (0, 1)
     out = made.model.forward(torch.zeros(3, dtype=torch.int32), torch.arange(3), scale=2.0)
     assert out.flatten().tolist() == [2.0, 4.0, 6.0]
+
+
+def test_what_is_compared_with_the_other_role_was_read_before_the_model_wrote_into_its_configuration(
+    runner: Any,
+) -> None:
+    made = runner()
+    made.load_model()
+    assert made.vllm_config.model_config.hf_config.vocab_size == 7
+    assert made.afd_peer.resolved.hf_config["vocab_size"] == "512"
 
 
 def test_every_forward_is_announced_with_its_phase_and_its_rows(runner: Any) -> None:
