@@ -50,15 +50,36 @@ def describe_exit(code: int) -> str:
     return f"exited with code {code}"
 
 
+class OwnLauncher:
+    """The launcher that an agent starts for itself when it needs one. It outlives the connections to it, so that a role
+    that starts again does not import vLLM again."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def at(self, path: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """The process that listens at ``path``, or will; started when there is none."""
+        if self._process is None or self._process.poll() is not None:
+            Path(path).unlink(missing_ok=True)  # of one that was killed
+            self._process = start_launcher(path, environment)
+        return self._process
+
+    async def close(self) -> None:
+        """End it. Twice is fine."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+
 class Launcher:
     """A connection to a launcher. Closing it kills every process forked over it."""
 
     TAIL = 200
     """Lines of a process's output that are kept: a traceback of vLLM's API server below one of its engine."""
 
-    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._process = process
         self._children: dict[int, Child] = {}
         self._starting: dict[str, asyncio.Future[int]] = {}
         self._readers: set[asyncio.Task[None]] = set()
@@ -69,26 +90,33 @@ class Launcher:
 
     @classmethod
     async def open(
-        cls, runtime: Path, environment: Mapping[str, str], deadline_s: float, path: str | None = None
+        cls,
+        runtime: Path,
+        environment: Mapping[str, str],
+        deadline_s: float,
+        path: str | None = None,
+        own: OwnLauncher | None = None,
     ) -> Launcher:
-        """Connect to the launcher at ``path`` or that AFD_LAUNCHER names, or start one under ``runtime``.
+        """Connect to the launcher at ``path`` or that AFD_LAUNCHER names, or to ``own``, which is under ``runtime``.
 
-        Raises RoleFailedError when it ends, or is not ready within ``deadline_s``. Whatever ends the wait ends the
-        launcher that was started for it.
+        Raises RoleFailedError when it ends, or is not ready within ``deadline_s``; it is ended then, if it is our own.
         """
         process: subprocess.Popen[bytes] | None = None
         path = path or environment.get(LAUNCHER_VARIABLE)
         if path is None:
+            if own is None:
+                raise RoleFailedError(
+                    f"no launcher to fork from: neither {LAUNCHER_VARIABLE} nor one of our own"
+                )
             path = str(runtime / "launcher")
-            process = start_launcher(path, environment)
+            process = own.at(path, environment)
         elif not os.path.exists(path):
             log.info("waiting for the launcher at %s (%s)", path, LAUNCHER_VARIABLE)
         try:
-            return cls(await _connected(path, process, deadline_s), process)
-        except BaseException:
-            if process is not None:
-                process.kill()
-                process.wait()
+            return cls(await _connected(path, process, deadline_s))
+        except RoleFailedError:
+            if own is not None:
+                await own.close()
             raise
 
     async def spawn(
@@ -199,15 +227,12 @@ class Launcher:
             self._connection.close()
 
     async def close(self) -> None:
-        """Kill what is left and let the launcher go."""
+        """Kill what is left of what was forked over it."""
         self.release()
         readers = list(self._readers)
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-        if self._process is not None:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
 
 
 async def _connected(path: str, process: subprocess.Popen[bytes] | None, deadline_s: float) -> socket.socket:

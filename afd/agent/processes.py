@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one role: forked, watched, and ended without a trace."""
+"""The processes of one role: forked, watched, and ended without a trace.
+
+One :class:`Processes` is one tree. It usually lives as long as its epoch; FFN's may be kept for the next one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
 from afd.agent.last_words import last_words, without_name
 from afd.agent.launch_protocol import ERROR
-from afd.agent.launcher import Child, Launcher, describe_exit
+from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit
 from afd.agent.leftovers import Leftovers
 from afd.agent.plan import RolePlan
 from afd.connectors.shm.segment import sweep
@@ -29,7 +32,7 @@ from afd.control.abort import Cause
 from afd.control.channel import SOCKET_ENV
 from afd.control.hub import Process
 from afd.errors import ConfigError
-from afd.topology import Role
+from afd.topology import Rank, Role
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +51,16 @@ EXIT_STATUS_S = 0.2
 class Processes:
     """The process tree of a role."""
 
-    def __init__(self, plan: RolePlan, runtime: Path, write: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        plan: RolePlan,
+        runtime: Path,
+        write: Callable[[str], None] | None = None,
+        own: OwnLauncher | None = None,
+    ) -> None:
+        """``own`` is the launcher to fork from, unless the plan's environment names another."""
         self._plan = plan
+        self._own = own
         self._write = write or _to_stderr
         self._runtime = runtime
         self._launcher: Launcher | None = None
@@ -62,6 +73,10 @@ class Processes:
         self._observer: asyncio.Task[None] | None = None
         self._settled = False
         self._ended = False
+        self._ranks: dict[int, Rank] = {}
+        self._agreed: Mapping[str, str] = {}
+        self.resting = False
+        """Whether the processes wait for the next epoch."""
 
     @property
     def children(self) -> tuple[Child, ...]:
@@ -72,9 +87,21 @@ class Processes:
         """Requests that Attention's API server is answering now."""
         return self._inflight.count
 
+    def resume(self, agreed: Mapping[str, str]) -> bool:
+        """The next epoch begins: whether all processes are there, and were started for what the roles have agreed on
+        now."""
+        self.resting = False
+        return agreed == self._agreed and not any(child.exited.done() for child in self._children)
+
+    def attached(self, process: Process) -> None:
+        """Remember which process is which rank."""
+        if process.rank is not None:
+            self._ranks[process.pid] = process.rank
+
     async def launch(self, hub_address: str, agreed: Mapping[str, str]) -> None:
-        """Import vLLM, in the launcher. ``agreed`` are variables that say what the roles agreed on. Raises
+        """Import vLLM, in the launcher. ``agreed`` are variables with what the roles have agreed on. Raises
         RoleFailedError."""
+        self._agreed = dict(agreed)
         self._environment = {
             # Where vLLM puts its sockets: a process that is killed leaves them behind.
             "VLLM_RPC_BASE_PATH": str(self._runtime),
@@ -85,7 +112,7 @@ class Processes:
         }
         if agreed["AFD_RANK_TRANSPORT"] == "collective":
             self._spread_threads()
-        self._launcher = await Launcher.open(self._runtime, self._environment, IMPORT_S)
+        self._launcher = await Launcher.open(self._runtime, self._environment, IMPORT_S, own=self._own)
 
     def _spread_threads(self) -> None:
         chosen = self._environment["VLLM_CPU_OMP_THREADS_BIND"]
@@ -102,10 +129,11 @@ class Processes:
             await self._spawn("API server", {})
         else:
             for rank in self._plan.ranks:
-                await self._spawn(f"{_RANK}{rank}", {"AFD_RANK_INDEX": str(rank.index)})
+                child = await self._spawn(f"{_RANK}{rank}", {"AFD_RANK_INDEX": str(rank.index)})
+                self._ranks[child.pid] = rank
         self._observer = asyncio.create_task(self._observe())
 
-    async def _spawn(self, name: str, more: Mapping[str, str]) -> None:
+    async def _spawn(self, name: str, more: Mapping[str, str]) -> Child:
         assert self._launcher is not None
         prefix = "" if self._plan.role is Role.ATTENTION else f"({name.removeprefix(_RANK)}) "
 
@@ -121,6 +149,7 @@ class Processes:
         )
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)
+        return child
 
     async def settled(self) -> None:
         """The role is ready: every process has its name now, and little changes from here on."""
@@ -164,7 +193,6 @@ class Processes:
 
     async def explain(self, process: Process) -> Cause:
         """Why an attached process closed its connection without a goodbye: the process of the tree that ended first."""
-        rank = str(process.rank or self._plan.ranks[0])
         death = await self._deaths.wait(EXIT_STATUS_S)
         pid = process.pid if death is None else death.pid
         child = next((child for child in self._children if child.pid == pid), None)
@@ -178,7 +206,8 @@ class Processes:
             if child.exited.done() and child.exited.result() < 0:
                 return self.exit_cause(child)
         text = str(death or f"{self._leftovers.name(pid)} was killed or crashed")
-        return Cause("RoleFailedError", text, rank=rank, host=self._plan.hello.host.name)
+        rank = self._ranks.get(pid, process.rank or self._plan.ranks[0])
+        return Cause("RoleFailedError", text, rank=str(rank), host=self._plan.hello.host.name)
 
     def exit_cause(self, child: Child) -> Cause:
         """The cause that the end of a process is, with the last thing it said when it left by itself. When one below it
@@ -201,9 +230,8 @@ class Processes:
         return Cause(kind, text, rank=rank, host=self._plan.hello.host.name)
 
     def _rank(self, pid: int) -> str:
-        """The rank to blame for the end of a process: that of an FFN rank's process, else the first of this agent."""
-        name = next((child.name for child in self._children if child.pid == pid), "")
-        return name.removeprefix(_RANK) if name.startswith(_RANK) else str(self._plan.ranks[0])
+        """The rank to blame for the end of a process: the one that it is, else the first of this agent."""
+        return str(self._ranks.get(pid, self._plan.ranks[0]))
 
     async def settle_requests(self, timeout_s: float) -> None:
         """Wait until every request in flight has had its answer or its error, at most ``timeout_s``."""
@@ -236,6 +264,14 @@ class Processes:
         if waiting:
             _, pending = await asyncio.wait(waiting, timeout=timeout_s)
             return not pending
+        return True
+
+    def rest(self, epoch: str) -> bool:
+        """The epoch is over and the processes stay for the next one; False when one of them has ended."""
+        if any(child.exited.done() for child in self._children):
+            return False
+        sweep(epoch)
+        self.resting = True
         return True
 
     async def end(self, epoch: str) -> None:

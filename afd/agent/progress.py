@@ -23,11 +23,13 @@ TELL_S = 15.0
 
 
 class Progress:
-    """The phases of one start, from the moment this was made. The rendezvous tells by itself whom it waits for."""
+    """The phases of one start. The rendezvous tells by itself whom it waits for."""
 
-    def __init__(self, plan: RolePlan, tell_s: float = TELL_S) -> None:
-        self._plan, self._tell_s = plan, tell_s
-        self._began = self._since = time.monotonic()
+    def __init__(self, plan: RolePlan, tell_s: float = TELL_S, lost: float | None = None) -> None:
+        """``lost`` is the (monotonic) time at which the epoch before was lost, None for the first one."""
+        self._plan, self._tell_s, self._lost = plan, tell_s, lost
+        self._began = time.monotonic() if lost is None else lost
+        self._since = self._began
         self._took: dict[str, float] = {}
         self._doing = ""
         self._control: Control | None = None
@@ -38,7 +40,7 @@ class Progress:
         peers = names([rank for peer in control.peers() for rank in peer.ranks])
         download = self._plan.download
         doing = f"downloading the weights of {download.name}" if download else self._importing()
-        self._next("rendezvous", f"met {peers}", doing)
+        self._next("rendezvous" if self._lost is None else "end and rendezvous", f"met {peers}", doing)
 
     def downloaded(self) -> None:
         """The model's weights are on this machine."""
@@ -51,6 +53,11 @@ class Progress:
     def imported(self) -> None:
         """The launcher is there."""
         self._next("import", "vLLM imported", f"loading {names(self._plan.ranks)}")
+
+    def kept(self) -> None:
+        """The processes are those of an earlier epoch."""
+        own = names(self._plan.ranks)
+        self._next("start", f"{own} kept what it had loaded", f"connecting {own} to its peers")
 
     def loaded(self) -> None:
         """Attention's API server answers, or FFN's ranks are connected."""
@@ -75,7 +82,9 @@ class Progress:
         count = plan.config.num_ffn_ranks if attention else plan.config.num_attention_ranks
         peers = f"{count} {'FFN' if attention else 'Attention'} rank{'' if count == 1 else 's'}"
         agent = plan.url(plan.agent_host, agent_port)
-        log.info("ready in %.1f s (%s): %sagent at %s, %s", now - self._began, phases, api, agent, peers)
+        took = f"{now - self._began:.1f} s"
+        head = f"ready in {took}" if self._lost is None else f"ready again {took} after the loss"
+        log.info("%s (%s): %sagent at %s, %s", head, phases, api, agent, peers)
 
     async def keep_telling(self) -> None:
         """While the role loads: say every now and then what it does and what its peers do."""

@@ -34,10 +34,12 @@ class AgentStatus:
         self._metrics = Metrics(self.status)
         self._control: Control | None = None
         self._last_error: str | None = None
+        self._restarts = 0
+        self._last_restart_s: float | None = None
+        self._starting_again = ""
         self._last_step: float | None = None
-        self._closers: list[Callable[[], object]] = []
         self.stalled_s: Callable[[], float | None] = lambda: None
-        """For how long requests have been in flight without a step."""
+        """For how long requests have been in flight without a step. Belongs to one epoch."""
         self.port = plan.agent_port
         self.waiting_for: tuple[str, ...] = ()
         self.transport = plan.config.transport
@@ -48,20 +50,12 @@ class AgentStatus:
         host, port = self._plan.agent_host, self._plan.agent_port
         async with open_server(self, self._metrics, host=host, port=port) as server:
             self.port = server.port
-            try:
-                yield
-            finally:
-                for close in self._closers:
-                    close()
+            yield
 
     @property
     def state(self) -> State:
         """The state the role is in."""
         return self._machine.state
-
-    def on_close(self, close: Callable[[], object]) -> None:
-        """Call ``close`` when the agent stops serving."""
-        self._closers.append(close)
 
     def enter(self, state: str) -> None:
         """Go to a state; the way to ``ready`` passes all states between, however short they are.
@@ -79,13 +73,26 @@ class AgentStatus:
             self._machine.to(target)
 
     def joined(self, control: Control) -> None:
-        """The group is complete."""
+        """The group is complete: a new epoch begins."""
         self._control = control
+        self._metrics.next_epoch()
         self.waiting_for = ()
+
+    def again(self, error: AFDError, attempt: str) -> None:
+        """The epoch ended with ``error``, and the role starts again; ``attempt`` is "attempt 2 of 5"."""
+        self._last_error, self._starting_again = str(error), attempt
+        self._restarts += 1
+        self._metrics.restarted(type(error).__name__)
+        self._control, self.stalled_s = None, lambda: None
+        self._machine.to(State.STARTING, str(error))
+
+    def ready_again(self, seconds: float) -> None:
+        """The role is ready, ``seconds`` after it lost its last epoch."""
+        self._last_restart_s, self._starting_again = seconds, ""
 
     def failed(self, error: AFDError) -> None:
         """The role ends with ``error``. The first one counts."""
-        if self._last_error is not None:
+        if self._machine.state.final:
             return
         self._last_error = str(error)
         if isinstance(error, MismatchError):
@@ -135,6 +142,8 @@ class AgentStatus:
             peers=_peers(control),
             config_revision=plan.hello.config_revision,
             steps=self.steps,
+            restarts=self._restarts,
+            last_restart_s=self._last_restart_s,
             last_step_age_s=None if self._last_step is None else time.monotonic() - self._last_step,
             last_error=self._last_error,
         )
@@ -147,7 +156,8 @@ class AgentStatus:
     def not_ready(self) -> str | None:
         # A moment later than the agent looks into it: a client that is slow to read makes no role unready.
         bound_s = self._plan.config.timeouts.step_s + 1.0
-        return not_ready(self.status(), stuck_s=self.stalled_s(), bound_s=bound_s)
+        reason = not_ready(self.status(), stuck_s=self.stalled_s(), bound_s=bound_s)
+        return f"{self._starting_again}: {reason}" if reason and self._starting_again else reason
 
 
 _ORDER = (

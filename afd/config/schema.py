@@ -137,6 +137,37 @@ class Auth:
 
 
 @dataclass(frozen=True)
+class Rejoin:
+    """How often, and how fast, a role with ``on_loss=rejoin`` starts again before it gives up."""
+
+    attempts: int = field(
+        default=5,
+        metadata=_option(
+            kinds.count("a number of attempts"),
+            "With `rejoin`: how often a role may start again in a row. Then it ends with the last cause.",
+        ),
+    )
+    backoff_s: float = field(
+        default=1.0,
+        metadata=_option(
+            kinds.SECONDS,
+            "With `rejoin`: pause before the second attempt, doubled for each one after it. The first is made at once.",
+        ),
+    )
+    backoff_max_s: float = field(
+        default=30.0,
+        metadata=_option(kinds.SECONDS, "With `rejoin`: the longest pause between two attempts."),
+    )
+    reset_s: float = field(
+        default=300.0,
+        metadata=_option(
+            kinds.SECONDS,
+            "With `rejoin`: after being ready for so long, attempts are counted from the start.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
 class AFDConfig:
     """The settings of one role. Build it with :func:`afd.config.resolve`, which validates.
 
@@ -225,9 +256,11 @@ class AFDConfig:
         default="exit",
         metadata=_option(
             kinds.choice("exit", "rejoin"),
-            "What a role does when a peer is lost: end, or wait for it in a new epoch.",
+            "What a role does when a peer or one of its own processes is lost: end, or stay and start again with its "
+            "peers in a new epoch. Each role decides for itself.",
         ),
     )
+    rejoin: Rejoin = field(default_factory=Rejoin, metadata={"group": Rejoin})
 
     @property
     def topology(self) -> Topology:

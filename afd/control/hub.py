@@ -13,7 +13,8 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from afd.control.channel import socket_path
 from afd.control.group import Control
 from afd.control.link import Link
 from afd.control.messages import (
+    RESTS,
     AbortNotice,
     AnyMessage,
     Attach,
@@ -56,6 +58,7 @@ class Process:
 
 OnDeath = Callable[[Process], Awaitable[Cause]]
 Stopping = Callable[[], bool]
+OnAttach = Callable[[Process], None]
 OnReport = Callable[[Process, Mapping[str, float], "str | None"], None]
 
 
@@ -68,8 +71,11 @@ class LocalHub:
         on_report: OnReport | None,
         on_death: OnDeath | None,
         stopping: Stopping,
+        on_attach: OnAttach | None,
+        address: str | None,
     ) -> None:
         self._control = control
+        self._on_attach = on_attach
         self._on_report = on_report
         self._stopping = stopping
         self._on_death = on_death or self._describe_death
@@ -79,8 +85,12 @@ class LocalHub:
         self._unsubscribe: Callable[[], None] = lambda: None
         self._server: asyncio.AbstractServer | None = None
         self._open = True
-        self.address = f"@afd-{os.getpid()}-{secrets.token_hex(8)}"
+        self._offered: set[Process] = set()
+        self._detached = asyncio.Event()
+        self.address = address or new_address()
         """What to put into ``AFD_AGENT_SOCKET`` of the processes that this agent starts."""
+        self.resting: set[Rank] = set()
+        """Ranks that wait for the next epoch."""
         self.lost = asyncio.Event()
         """Set when a process ended without a goodbye while the role was stopping."""
         self.lost_process: Process | None = None
@@ -90,6 +100,20 @@ class LocalHub:
     def attached(self) -> tuple[Process, ...]:
         """Processes that are attached now."""
         return tuple(self._links)
+
+    async def until_resting(self, ranks: Collection[Rank], timeout_s: float) -> bool:
+        """After an abort: whether each of ``ranks`` rests, or still loads, within ``timeout_s``. One that loads hears
+        of the end of the epoch as soon as it has loaded."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._detached.clear()
+            loading = {process.rank for process in self._links if process not in self._offered}
+            if self.resting | loading >= set(ranks):
+                return True
+            try:
+                await asyncio.wait_for(self._detached.wait(), max(0.0, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                return False
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, path=socket_path(self.address))
@@ -145,12 +169,17 @@ class LocalHub:
         self._links[process] = link
         link.send(Attached(epoch=self._control.epoch))
         log.info("%s attached", process)
+        if self._on_attach is not None:
+            self._on_attach(process)
         bye = None
         try:
             bye = await self._listen_to(process, link)
         except AFDError as error:
             log.error("%s broke the protocol: %s", process, error)
         del self._links[process]
+        if rank is not None and bye == RESTS:
+            self.resting.add(rank)
+        self._detached.set()
         lost = bye is None and self._open and self._control.abort.cause is None
         if lost and self._stopping():
             self.lost_process = self.lost_process or process
@@ -208,6 +237,7 @@ class LocalHub:
             raise MisuseError(f"{process} sent {type(message).__name__}")
 
     def _offer(self, process: Process, link: Link, offer: Offer) -> None:
+        self._offered.add(process)
         if self._control.abort.cause is not None:
             return  # it has been told, or is about to be
         try:
@@ -258,19 +288,27 @@ async def open_hub(
     on_report: OnReport | None = None,
     on_death: OnDeath | None = None,
     stopping: Stopping = lambda: False,
+    on_attach: OnAttach | None = None,
+    address: str | None = None,
 ) -> AsyncIterator[LocalHub]:
-    """A hub for the processes of the agent that owns ``control``.
+    """A hub for the processes of the agent that owns ``control``, at ``address`` (default: a new one).
 
-    ``on_report`` receives counters and states. When a process ends without a goodbye the epoch fails with the cause
-    that ``on_death`` gives (it may wait a moment for an exit status), or with one that names rank and pid. While
-    ``stopping`` says yes, neither that nor what a process sees of a peer's end is a failure.
+    ``on_attach`` hears of each process that attaches, ``on_report`` receives counters and states. When a process ends
+    without a goodbye the epoch fails with the cause that ``on_death`` gives (it may wait a moment for an exit status),
+    or with one that names rank and pid. While ``stopping`` says yes, neither that nor what a process sees of a peer's
+    end is a failure.
     """
-    hub = LocalHub(control, on_report, on_death, stopping)
+    hub = LocalHub(control, on_report, on_death, stopping, on_attach, address)
     await hub.start()
     try:
         yield hub
     finally:
         await hub.close()
+
+
+def new_address() -> str:
+    """A name for a hub's socket that nobody else has."""
+    return f"@afd-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _same_user(sock: socket.socket) -> bool:

@@ -194,6 +194,10 @@ class Bye(Message, frozen=True, kw_only=True):
     reason: str
 
 
+RESTS = "it rests until the next epoch"
+"""The reason in the goodbye of a rank process that keeps what it has loaded and attaches again in the next epoch."""
+
+
 class Attach(Message, frozen=True, kw_only=True):
     """First frame of a process on the agent's unix socket. ``rank`` is empty for processes that are no
     rank."""

@@ -43,6 +43,7 @@ from afd.control.messages import (
     Welcome,
 )
 from afd.control.ports import listen
+from afd.control.rivals import Rivals
 from afd.errors import AFDError, ClosedError, Difference, MismatchError, PeerAbsentError
 from afd.topology import Rank
 
@@ -87,6 +88,7 @@ class Root(Control):
         self._strangers = 0
         self._refusal: AFDError | None = None
         self._told: set[Rank] = set()
+        self._rivals = Rivals()
         self._changed = asyncio.Event()
         self._detail = ""
         self._silence: Silence[_Agent] = Silence(self._heartbeat_s / 5)
@@ -261,6 +263,8 @@ class Root(Control):
                 self._refuse(error)
             return Refusal(kind="MismatchError", message=str(error), differences=found)
         rivals = [other for other in self._agents if set(other.ranks) & set(agent.ranks)]
+        if rivals and self.config.on_loss == "rejoin":
+            return self._rivals.put_off(agent.hello, rivals[0].hello, self._silence.age(rivals[0]))
         text = f"rank restarted: {names(agent.ranks)} said hello again from {agent.hello.host.name}"
         if self._phase is _Phase.FORMED:
             self._claim(Cause("PeerLostError", text, rank=str(agent.ranks[0]), host=agent.hello.host.name))

@@ -7,6 +7,7 @@ There is no scheduler, no KV cache and no engine core here, so nothing of vLLM's
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,9 +27,13 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
+from afd.config import AFDConfig
 from afd.connectors.base import FFNLink, Work
+from afd.control.abort import Cause
+from afd.control.channel import Deadline
+from afd.control.messages import RESTS
 from afd.control.reporter import Reporter
-from afd.control.session import RankSession
+from afd.control.session import ATTACH_S, RankSession
 from afd.control.steps import StepListener
 from afd.errors import AFDError, ConfigError
 from afd.families import Family
@@ -47,6 +52,8 @@ from afd.topology import Rank, Role, Topology
 INDEX_VARIABLE = "AFD_RANK_INDEX"
 MOST_SPINNING = 8
 """How many ranks vLLM's collectives in shared memory can have."""
+REST_S = 0.05
+"""How often a rank that rests looks for the next epoch."""
 
 
 def engine_config(argv: Sequence[str]) -> VllmConfig:
@@ -241,18 +248,40 @@ def serve_epoch(
 def main(argv: Sequence[str], process: type[RankProcess] = RankProcess) -> None:
     """Run the FFN rank that the environment names until its Attention ranks leave.
 
-    Raises the cause of the end of the epoch, which the launcher turns into this process's exit code.
+    With ``on_loss=rejoin`` an epoch that others have broken is not the end: the weights stay for the next one. Else
+    raises the cause of the end of the epoch, which the launcher turns into this process's exit code.
     """
     load_general_plugins()
     rank = Rank(Role.FFN, int(os.environ[INDEX_VARIABLE]))
     bind_cores(rank.index)
     session = RankSession.attach(rank=rank)
-    try:
-        serve_epoch(Resident.make(argv, rank, session.epoch), session, rank, process)
-    except BaseException as error:
-        cause = session.fail(error)
-        if isinstance(error, AFDError):
-            raise cause.error() from error  # what this rank saw is often only an effect of the root cause
-        raise
+    resident: Resident | None = None
+    while True:
+        try:
+            resident = resident or Resident.make(argv, rank, session.epoch)
+            serve_epoch(resident, session, rank, process)
+            break
+        except BaseException as error:
+            cause = session.fail(error)
+            if not isinstance(error, AFDError):
+                raise
+            settings = None if resident is None else configuration(resident.config)
+            if settings is None or settings.on_loss != "rejoin" or cause.rank == str(rank):
+                raise cause.error() from error  # what this rank saw is often only an effect of the root cause
+        session.close(RESTS)
+        session = next_session(rank, cause, settings)
     session.close("shutdown")
     leave_group()
+
+
+def next_session(rank: Rank, cause: Cause, settings: AFDConfig) -> RankSession:
+    """Attach to the next epoch, as soon as the agent has one. Raises ``cause``, which ended the last one, when that
+    takes longer than the agent may wait for its peers. An agent that ends, or wants no process that rests, kills it."""
+    patience = Deadline(settings.rejoin.backoff_max_s + settings.timeouts.rendezvous_s + ATTACH_S)
+    while True:
+        try:
+            return RankSession.attach(rank=rank)
+        except AFDError as error:  # there is no epoch yet, or still the old one
+            if patience.passed:
+                raise cause.error() from error
+        time.sleep(REST_S)

@@ -28,6 +28,7 @@ class Metrics(Collector):
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
         self._reports: dict[Rank, dict[str, float]] = {}
+        self._before: dict[Rank, dict[str, float]] = {}
         self._restarts: dict[str, int] = {}
         self._refusals: dict[str, int] = {}
         self._unknown: set[str] = set()
@@ -35,14 +36,25 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def report(self, rank: Rank, counters: Mapping[str, float]) -> None:
-        """Take over absolute values from ``rank``; keys that it does not mention keep theirs."""
+        """Take over absolute values of this epoch from ``rank``; keys that it does not mention keep theirs."""
         self._reports.setdefault(rank, {}).update(counters)
+
+    def next_epoch(self) -> None:
+        """Ranks count from nothing again: what they have reported so far is added to what they will report."""
+        self._before = {rank: self._values(rank) for rank in self._reports.keys() | self._before.keys()}
+        self._reports.clear()
+
+    def _values(self, rank: Rank) -> dict[str, float]:
+        """What a rank has counted over all epochs. Everything that ranks report is a counter, or a part of one."""
+        now, before = self._reports.get(rank, {}), self._before.get(rank, {})
+        return {text: now.get(text, 0.0) + before.get(text, 0.0) for text in {**before, **now}}
 
     def total(self, name: str) -> float:
         """The sum of a counter over all ranks and labels of this agent."""
         return sum(
             value
-            for values in self._reports.values()
+            for reported in (self._reports, self._before)
+            for values in reported.values()
             for text, value in values.items()
             if text == name or text.startswith(name + "{")
         )
@@ -76,8 +88,8 @@ class Metrics(Collector):
     def _samples(self) -> dict[str, list[tuple[Rank, dict[str, str], float]]]:
         """Reported values by sample name."""
         found: dict[str, list[tuple[Rank, dict[str, str], float]]] = {}
-        for rank, values in sorted(self._reports.items()):
-            for text, value in values.items():
+        for rank in sorted(self._reports.keys() | self._before.keys()):
+            for text, value in self._values(rank).items():
                 try:
                     name, labels = parse(text)
                     _check_sample(name, labels)

@@ -35,12 +35,12 @@ class State(str, Enum):
 
 _FORWARD: Mapping[State, tuple[State, ...]] = {
     State.STARTING: (State.RENDEZVOUS,),
-    State.RENDEZVOUS: (State.LOADING,),
-    State.LOADING: (State.CAPTURING, State.READY_TO_WARM),
-    State.CAPTURING: (State.READY_TO_WARM,),
-    State.READY_TO_WARM: (State.WARMING, State.DRAINING),
-    State.WARMING: (State.READY, State.DRAINING),
-    State.READY: (State.DRAINING,),
+    State.RENDEZVOUS: (State.LOADING, State.STARTING),
+    State.LOADING: (State.CAPTURING, State.READY_TO_WARM, State.STARTING),
+    State.CAPTURING: (State.READY_TO_WARM, State.STARTING),
+    State.READY_TO_WARM: (State.WARMING, State.DRAINING, State.STARTING),
+    State.WARMING: (State.READY, State.DRAINING, State.STARTING),
+    State.READY: (State.DRAINING, State.STARTING),
     State.DRAINING: (),
     State.STOPPED: (),
     State.FAILED: (),
@@ -50,7 +50,8 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     state: frozenset(forward) if state.final else frozenset((*forward, State.STOPPED, State.FAILED))
     for state, forward in _FORWARD.items()
 }
-"""Everything that is allowed. A role may stop or fail at any time; what has ended stays ended."""
+"""Everything that is allowed. A role may stop or fail at any time, and a role that rejoins starts again, unless it
+drains; what has ended stays ended."""
 
 
 class StateMachine:

@@ -34,6 +34,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     ``rank`` is the first of ``ranks``; ``topology`` has the counts ``num_attention`` and ``num_ffn`` and the
     ``order`` of the roles; ``last_step_age_s`` is null before the first step; ``last_error`` is null without one.
+    ``restarts`` counts how often the role has started again, and ``last_restart_s`` is how long the last time took from
+    the loss to ready; null before.
     """
 
     version: str
@@ -56,6 +58,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     last_step_age_s: float | None = None
     restarts: int = 0
+    last_restart_s: float | None = None
     last_error: str | None = None
 
 

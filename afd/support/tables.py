@@ -179,7 +179,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-on-loss",
         (
             Value("exit"),
-            Value("rejoin", LATER, "use --afd-on-loss exit, and restart both roles from outside"),
+            Value("rejoin"),
         ),
     ),
 )

@@ -6,23 +6,27 @@ Run as a program it is one role agent: ``roles.py ROLE MODEL PORT API_PORT AGENT
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from afd import config as afd_config
 from afd.agent.plan import plan_role
 from afd.cli.main import _fail
 from afd.cli.serve import serve
+from afd.control.messages import RESTS
 from afd.control.session import RankSession
 from afd.errors import AFDError, ConfigError
 from afd.topology import Rank, Role
 
 F0 = Rank(Role.FFN, 0)
+SETTINGS = "ROLE_SETTINGS"
+"""Variable with settings as JSON, on top of those of every test."""
 
 
 def ffn_rank(argv: Sequence[str]) -> None:
@@ -35,6 +39,39 @@ def ffn_rank(argv: Sequence[str]) -> None:
     stop.wait()
     session.abort.check()
     session.close("shutdown")
+
+
+def ffn_rank_that_rests(argv: Sequence[str]) -> None:
+    """Serve epoch after epoch, as a rank does that keeps its weights."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    while True:
+        session = attach_some_time()
+        session.report({"afd_steps_total{phase=eager}": 3.0}, state="ready-to-warm")
+        ended = threading.Event()
+        session.abort.subscribe(ended.set)
+        session.exchange("resolved", "loaded", 30.0)
+        ended.wait()
+        session.close(RESTS)
+
+
+def attach_some_time() -> RankSession:
+    while True:
+        try:
+            return RankSession.attach(rank=F0)
+        except AFDError:
+            time.sleep(0.05)
+
+
+def api_server_with_a_rank(argv: Sequence[str]) -> None:
+    """An API server whose worker takes part in what FFN's ranks exchange."""
+    session = RankSession.attach(rank=Rank(Role.ATTENTION, 0))
+    session.exchange("resolved", "loaded", 30.0)
+
+    def leave(*_: object) -> None:
+        session.close("shutdown")
+        os._exit(0)
+
+    api_server(argv, leave)
 
 
 def ffn_rank_that_breaks(argv: Sequence[str]) -> None:
@@ -63,10 +100,10 @@ class _Api(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def api_server(argv: Sequence[str]) -> None:
+def api_server(argv: Sequence[str], leave: Callable[..., None] = lambda *_: os._exit(0)) -> None:
     """Answer /health and completions on --port until SIGTERM."""
     server = HTTPServer(("127.0.0.1", int(argv[argv.index("--port") + 1])), _Api)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, leave)
     print("the API server is up", flush=True)
     server.serve_forever()
 
@@ -111,6 +148,7 @@ def main(argv: Sequence[str]) -> int:
     settings = {
         "port": int(port),
         "timeouts": {"rendezvous_s": 30.0, "heartbeat_s": 0.2, "grace_s": 1.0, "step_s": 5.0},
+        **json.loads(os.environ.get(SETTINGS, "{}")),
     }
     try:
         plan = plan_role(

@@ -33,7 +33,6 @@ REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("quantisation", ("--quantization", "fp8")),
     ("quantisation", ("-q", "int8")),
     ("gate", (GATE,)),
-    ("on_loss", ("--afd-on-loss", "rejoin")),
     ("lora", ("--enable-lora",)),
     ("speculative", ("--speculative-config", '{"method": "ngram"}')),
     ("speculative", ("-sc.method", "ngram")),

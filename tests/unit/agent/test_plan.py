@@ -220,7 +220,6 @@ def test_the_mark_of_runner_v1_does_not_survive_a_change_to_v2() -> None:
         ((), {"ubatch": {"num_ubatches": 2}}, "ubatches 2 is not supported"),
         ((), {"connector": CAM_ASYNC, "compute_gate_on_attention": True, "async": True}, "connector"),
         ((), {"transport": "cam"}, "transport cam is not supported"),
-        ((), {"on_loss": "rejoin"}, "on_loss rejoin is not supported"),
         ((), {"compute_gate_on_attention": True}, "gate attention is not supported"),
     ],
 )

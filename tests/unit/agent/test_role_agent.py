@@ -35,6 +35,7 @@ class Roles:
         self.rendezvous, self.api = free_port(), free_port()
         self.agent = {"ffn": free_port(), "attention": free_port()}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.older: list[subprocess.Popen[bytes]] = []
 
     def start(
         self,
@@ -63,6 +64,11 @@ class Roles:
                 stdout=log,
                 stderr=log,
             )
+
+    def another(self, role: str) -> None:
+        """What is started as ``role`` from now on has other ports."""
+        self.older.append(self.running.pop(role))
+        self.api, self.agent[role] = free_port(), free_port()
 
     def both(self, **targets: str) -> None:
         for role in GOOD:
@@ -103,7 +109,7 @@ class Roles:
         return [psutil.Process(int(pid)) for pid in pids if psutil.pid_exists(int(pid))]
 
     def close(self) -> None:
-        for process in self.running.values():
+        for process in (*self.running.values(), *self.older):
             process.kill()
             process.wait()
 

@@ -48,7 +48,7 @@ def test_the_body_of_status_has_every_field_of_the_contract(checkpoint: Path) ->
         assert set(body) == {
             *("version", "image", "role", "rank", "ranks", "epoch", "state", "since", "waiting_for", "peers"),
             *("topology", "connector", "transport", "runner", "model", "config_revision", "graphs", "steps"),
-            *("last_step_age_s", "restarts", "last_error"),
+            *("last_step_age_s", "restarts", "last_restart_s", "last_error"),
         }
         assert (body["role"], body["rank"], body["ranks"], body["state"]) == (
             "attention", "A0", ["A0"], "starting",
@@ -171,15 +171,3 @@ def test_peers_and_epoch_come_from_the_group_and_without_the_peer_nothing_is_rea
             assert await get("/readyz") == (503, {"state": "ready", "reason": "F0 on host-ffn is left"})
 
     serving(checkpoint, work)
-
-
-def test_closers_run_when_the_agent_stops_serving(checkpoint: Path) -> None:
-    closed: list[str] = []
-
-    async def work(status: AgentStatus, get: Get) -> None:
-        status.on_close(lambda: closed.append("a"))
-        status.on_close(lambda: closed.append("b"))
-        assert closed == []
-
-    serving(checkpoint, work)
-    assert closed == ["a", "b"]

@@ -360,6 +360,42 @@ def test_a_second_hello_before_the_group_is_complete_takes_the_place() -> None:
     run(work, attention=2)
 
 
+def test_with_rejoin_a_second_hello_waits_until_the_first_one_is_gone_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work(agents: Agents) -> None:
+        ffn, attention = await agents.pair()
+        rival = asyncio.ensure_future(agents.join("attention"))
+        await until(lambda: "put off the agent" in caplog.text)
+        await asyncio.sleep(0.5)
+        assert ffn.abort.cause is None is attention.abort.cause
+        assert caplog.text.count("put off the agent") == 1
+        detail = agents.seen["A0"].waits[-1].detail
+        assert "A0 is taken by the agent with pid 4242 on host-attention, which gave a sign of life" in detail
+        # The first one goes: that ends the epoch, and the rival has its place in the next one.
+        await attention.fail(Cause("RoleFailedError", "it broke", rank="A0"))
+        await asyncio.gather(attention.close("broken"), ffn.close("ended"))
+        new, placed = await asyncio.gather(agents.join("ffn"), rival)
+        assert new.epoch == placed.epoch != ffn.epoch
+
+    run(work, on_loss="rejoin")
+
+
+def test_with_rejoin_a_second_hello_before_the_group_is_complete_does_not_take_the_place() -> None:
+    async def work(agents: Agents) -> None:
+        root = asyncio.ensure_future(agents.join("ffn"))
+        old = asyncio.ensure_future(agents.join("attention", 0))
+        await until(lambda: told(agents, "F0", "A1"))
+        new = asyncio.ensure_future(agents.join("attention", 0))
+        await until(lambda: "A0 is taken" in "".join(wait.detail for wait in agents.seen["A0"].waits))
+        await asyncio.gather(root, old, agents.join("attention", 1))
+        assert not new.done()
+        new.cancel()
+        await asyncio.gather(new, return_exceptions=True)
+
+    run(work, attention=2, on_loss="rejoin")
+
+
 def test_a_stranger_with_another_configuration_does_not_end_a_running_group() -> None:
     async def work(agents: Agents) -> None:
         ffn, attention = await agents.pair()

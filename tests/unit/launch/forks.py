@@ -34,9 +34,14 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 45.0)
 
 def gone(*pids: int) -> bool:
     """Whether none of these processes runs any more."""
-    return not any(
-        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids
-    )
+
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return not any(runs(pid) for pid in pids)
 
 
 @dataclass

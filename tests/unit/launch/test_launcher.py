@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE
-from afd.agent.launcher import Child, Launcher, describe_exit, start_launcher
+from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit, start_launcher
 from afd.errors import ConfigError, MismatchError, RoleFailedError
 from tests.unit.launch.forks import Forks, connected, environment, gone, wait_until
 
@@ -299,5 +299,5 @@ def test_a_launcher_whose_imports_fail_is_told_at_once(
 ) -> None:
     broken = environment(PYTHONPATH="/nowhere")
     with pytest.raises(RoleFailedError, match="the launcher exited with code 1 while it imported vLLM"):
-        asyncio.run(Launcher.open(tmp_path, {**broken, "PYTHONHOME": "/nowhere"}, 30.0))
+        asyncio.run(Launcher.open(tmp_path, {**broken, "PYTHONHOME": "/nowhere"}, 30.0, own=OwnLauncher()))
     assert capfd.readouterr().err

@@ -51,7 +51,6 @@ def test_one_attention_and_one_ffn_rank_on_cpu_are_supported(
         ({"gate": "attention"}, "leave out --afd-compute-gate-on-attention"),
         ({"runner": "v3", "mode": "graph"}, "runner v3 .*; besides, mode graph .*use --enforce-eager"),
         ({"dtype": "float8"}, "use --dtype float32 or bfloat16 or float16"),
-        ({"on_loss": "rejoin"}, "--afd-on-loss exit"),
         (
             {"features": frozenset({"lora"})},
             r"lora \(--enable-lora, .*\) is not supported: .*; leave out --enable-lora, ",
