@@ -73,7 +73,7 @@ def test_status_has_every_field_of_the_contract() -> None:
     assert set(body) == {
         *("version", "image", "role", "rank", "ranks", "epoch", "state", "since", "waiting_for", "peers"),
         *("topology", "connector", "transport", "runner", "model", "config_revision", "graphs", "steps"),
-        *("last_step_age_s", "restarts", "last_error"),
+        *("last_step_age_s", "restarts", "last_restart_s", "last_error"),
     }
     assert set(body["peers"][0]) == {"role", "rank", "host", "state", "last_seen_s"}
     assert set(body["graphs"]) == {"captured", "replayed"}
