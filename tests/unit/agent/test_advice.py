@@ -181,5 +181,8 @@ def test_every_row_of_the_support_matrix_that_refuses_is_tried() -> None:
 
 def test_a_model_that_is_refused_says_which_models_run(checkpoint: Path) -> None:
     family = next(dimension for dimension in DIMENSIONS if dimension.name == "family")
-    assert family.find("qwen3").instead == "use a model of the DeepSeek-V2, DeepSeek-V3 or Qwen3-MoE architecture"
+    assert (
+        family.find("qwen3").instead
+        == "use a model of the DeepSeek-V2, DeepSeek-V3 or Qwen3-MoE architecture"
+    )
     assert refusal(checkpoint, ()) == ""
