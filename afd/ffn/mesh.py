@@ -27,6 +27,8 @@ _HELLO = struct.Struct("<16sI")
 _HEADER = struct.Struct("<QIII")
 """Step, layer, ubatch, and how many rows follow."""
 
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group at the other end of a unix socket."""
 GRACE_S = 0.5
 """How long after an abort a meeting that has begun may go on: those who came at all have come by then."""
 GONE_MS = 200
@@ -47,6 +49,8 @@ class RowMesh:
         self._directory, self._abort, self._step_s = directory, abort, step_s
         self._waker = Waker(abort)
         self._peers: dict[int, socket.socket] = {}
+        self.met_at: float | None = None
+        """When (monotonic) the meeting ended for the layer that is computed now; None between layers."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
         self._path = self._socket_of(rank.index)
@@ -137,6 +141,14 @@ class RowMesh:
             return self._lost(of_fd[gone[0][0]], f"left a sum over the FFN ranks with {self._rank}")
         return PeerLostError(f"an FFN rank left a sum with {self._rank}: {' '.join(str(error).split())}", "")
 
+    def overdue(self, limit_s: float) -> PeerLostError:
+        """The loss to tell of when a layer does not end: of a rank whose process is stopped, or else of nobody."""
+        late = f"a layer did not end on {self._rank} within {limit_s:g} s"
+        for index, peer in self._peers.items():
+            if _stopped(peer):
+                return self._lost(index, f"is stopped: {late}")
+        return PeerLostError(f"{late}; other FFN ranks may not have reached the sum in it")
+
     def close(self) -> None:
         """Close every socket. Twice is fine."""
         self._path.unlink(missing_ok=True)
@@ -224,6 +236,16 @@ class RowMesh:
 
     def _socket_of(self, index: int) -> Path:
         return self._directory / f"rows-{self._epoch}-{index}"
+
+
+def _stopped(peer: socket.socket) -> bool:
+    """Whether the process at the other end of a unix socket is stopped, by a signal or a debugger."""
+    pid, _, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:  # the name in brackets may hold anything
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in ("T", "t")
 
 
 def _bytes(tensors: Sequence[Tensor]) -> list[memoryview]:

@@ -42,6 +42,7 @@ from afd.ffn.experts import split_experts
 from afd.ffn.mesh import RowMesh
 from afd.ffn.rows import GroupRows
 from afd.ffn.server import FFNServer
+from afd.ffn.watch import LayerWatch
 from afd.launch.arguments import judged_by_vllm, parse
 from afd.launch.children import core_list, keep_to
 from afd.models.crossing import HOST_VARIABLE, Crossing, agree, configuration
@@ -159,7 +160,7 @@ class Patience:
     @classmethod
     def of(cls, step_s: float, topology: Topology) -> Patience:
         """With one Attention rank, which waits for nobody else, ``step_s`` it is."""
-        return cls(0.9 * step_s, 0.95 * step_s) if topology.num_attention > 1 else cls(step_s, step_s)
+        return cls(0.8 * step_s, 0.9 * step_s) if topology.num_attention > 1 else cls(step_s, step_s)
 
 
 class RankProcess:
@@ -211,6 +212,8 @@ class RankProcess:
         crossing.exchange("steps", listener.address)
         if mesh is not None:
             mesh.connect(timeouts.load_s)
+            watch = LayerWatch(mesh, patience.for_attention_s, crossing.session.fail)
+            epoch.callback(watch.close)
         self._rows = GroupRows(spec, mesh)
         listener.connect_all(timeouts.load_s)
         link = crossing.connector.open_ffn(replace(spec, step_s=patience.for_attention_s), crossing.exchange)

@@ -7,6 +7,7 @@ others, and none is inferred.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -88,6 +89,7 @@ class GroupRows:
         parts = [[one[start:stop] for one in crossing] for start, stop in pairwise(starts)]
         others = {index: part for index, part in enumerate(parts) if index != me}
         self._mesh.meet(work.slot, work.step, parts[me], others)
+        self._mesh.met_at = time.monotonic()
         token_ids = None if work.token_ids is None else ids
         return replace(work, hidden=hidden, token_ids=token_ids, parts=self._parts[work.slot.ubatch])
 
@@ -95,6 +97,7 @@ class GroupRows:
         """The rows of ``out`` [rows of all ranks, hidden] that reply to ``work``."""
         if self._mesh is None:
             return out
+        self._mesh.met_at = None
         starts = self._starts[work.slot.ubatch]
         me = self._spec.rank.index
         return out[starts[me] : starts[me + 1]]

@@ -27,3 +27,8 @@ HOLD_S = 5
 
 PARTIALS_DIRECTORY = "TESTS_PARTIALS_DIRECTORY"
 """Environment variable with the directory of inputs and outputs of :mod:`tests.system.variants.partials`."""
+
+HALT_FILE = "TESTS_HALT_FILE"
+"""Environment variable with the path of the file that says what :mod:`tests.system.variants.halts` does in a layer."""
+STOP = "stop the process"
+RAISE = "raise"
