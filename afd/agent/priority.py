@@ -19,8 +19,8 @@ the scheduler: in a container."""
 
 
 def before_the_model() -> bool:
-    """Let this process, but none that it starts, run as soon as it can. Returns whether the system permits that: it
-    takes the privilege CAP_SYS_NICE."""
+    """Let the calling thread, but nothing that it starts, run as soon as it can. Returns whether the system permits
+    that: it takes the privilege CAP_SYS_NICE."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except OSError as error:

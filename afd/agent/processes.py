@@ -27,6 +27,7 @@ from afd.agent.launch_protocol import ERROR
 from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit
 from afd.agent.leftovers import Leftovers
 from afd.agent.plan import RolePlan
+from afd.agent.priority import before_the_model
 from afd.connectors.shm.segment import sweep
 from afd.control.abort import Cause
 from afd.control.channel import SOCKET_ENV
@@ -40,6 +41,8 @@ IMPORT_S = 120.0
 """How long the launcher may take to import vLLM. Without compiled bytecode on a busy machine it takes a minute."""
 OBSERVE_S, OBSERVE_LOADING_S = 5.0, 0.3
 """How often the process tree is looked at."""
+LOOK_S = 5.0
+"""How long it may take to look at the process tree."""
 _RANK = "rank "
 """How the name of an FFN rank's process begins, in the agent's log."""
 TOLD = 200
@@ -157,12 +160,22 @@ class Processes:
         await self.look()
 
     async def look(self) -> None:
-        """Note who belongs to the tree. It takes the event loop some 20 ms.
+        """Note who belongs to the tree.
 
-        Not in a thread: on a machine whose cores are all taken by others, the kernel may let a thread that just woke up
-        wait for a second, and when it holds the interpreter lock by then, the heartbeats wait with it.
+        In a thread, because what a process has mapped can be read only while that process does not change it, and one
+        that got no core in the middle of that lets the reader wait: for half a second and more on a busy machine, and
+        heartbeats must not wait with it. The thread runs before the model, or what it holds would be waited for.
         """
-        self._leftovers.observe([child.pid for child in self._children])
+        roots = [child.pid for child in self._children]
+
+        def observe() -> None:
+            before_the_model()
+            self._leftovers.observe(roots)
+
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, observe), LOOK_S)
+        except asyncio.TimeoutError:
+            log.warning("could not see within %.0f s what the role's processes use", LOOK_S)
         for process in self._leftovers.alive():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._deaths.watch(process, self._leftovers.name(process.pid), process.ppid())
