@@ -138,7 +138,7 @@ class Epoch:
             self._progress.imported()
             await processes.start()
         self._watching = asyncio.create_task(self._guarded(control, self._watch(control, processes)))
-        if plan.role is Role.ATTENTION:
+        if plan.role is Role.ATTENTION and not plan.headless:
             await readiness.until_healthy(plan, deadline)
             self._progress.loaded()
             self._enter(control, "warming")
@@ -157,7 +157,7 @@ class Epoch:
             self._ready()
 
     async def _until_connected(self, deadline: Deadline) -> None:
-        """FFN's ranks have their weights, and a link to each Attention rank."""
+        """The ranks have their weights, and a link to the other role."""
         try:
             await asyncio.wait_for(self._connected.wait(), deadline.remaining())
         except asyncio.TimeoutError:
@@ -205,7 +205,7 @@ class Epoch:
     async def _watch_steps(self, control: Control, processes: Processes) -> None:
         """Requests in flight for which nothing is computed end the epoch, and so does a server that is stuck."""
         plan = self._plan
-        if plan.role is not Role.ATTENTION:
+        if plan.role is not Role.ATTENTION or plan.headless:
             return
         watch = StallWatch(
             lambda: processes.inflight,
@@ -241,7 +241,9 @@ class Epoch:
         served = self._served()
         if served:
             self._status.enter("draining")
-        await Stopping(self._plan, self._stop, control, hub, processes, self._left, aborting).run(served)
+        await Stopping(self._plan, self._stop, control, hub, processes, self._gone, self._left, aborting).run(
+            served
+        )
         self._status.enter("stopped")
 
     async def _keeps(

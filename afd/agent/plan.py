@@ -13,11 +13,12 @@ from afd import pins, support
 from afd.agent import cores, fit, model_files, split, vllm_arguments, vllm_flags, vllm_policy
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.model_files import HubModel
+from afd.agent.share import DATA, TENSOR, refuse_for_ffn, share_of, size
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, kinds, to_json
 from afd.control.handshake import this_host
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Layout
-from afd.errors import ConfigError, UnsupportedError
+from afd.errors import ConfigError
 from afd.families import family_of
 from afd.support import Combination
 from afd.topology import Rank, Role
@@ -31,7 +32,7 @@ API_PORT = 8000
 WORKER_CLASS = "afd.attention.worker.AttentionWorker"
 API_SERVER = "afd.launch.api_server:main"
 FFN_RANK = "afd.ffn.process:main"
-DATA, TENSOR, EXPERTS = "--data-parallel-size", "--tensor-parallel-size", "--enable-expert-parallel"
+EXPERTS = "--enable-expert-parallel"
 _QUIET = "--disable-access-log-for-endpoints"
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 
@@ -43,7 +44,8 @@ class RolePlan:
     ``target`` is the function its processes run; ``ranks`` those of this agent; ``api_key`` what Attention's API server
     wants to hear, "" when it asks for none; ``drain_s`` how long a stop may take, in seconds, and ``answer_s`` how much
     of it vLLM waits for requests in flight before it kills its engine. ``download`` is the model on the hub whose
-    weights are not in ``model`` yet.
+    weights are not in ``model`` yet; ``headless`` says that the API server of these Attention ranks is with another
+    agent.
     """
 
     role: Role
@@ -63,6 +65,7 @@ class RolePlan:
     answer_s: float
     api_key: str = field(default="", repr=False)
     download: HubModel | None = None
+    headless: bool = False
 
     @property
     def api_url(self) -> str:
@@ -124,9 +127,10 @@ def plan_role(
     answer_s = arguments.integer("--shutdown-timeout", SHUTDOWN_S)
     drain_s = max(config.timeouts.grace_s, answer_s + TEARDOWN_S)
     if role is Role.FFN:
-        _check_sizes_of_ffn(arguments)
+        refuse_for_ffn(arguments)
     support.check(combination(config, arguments, fingerprint, runner))
-    ranks = _ranks(role, config, arguments)
+    share = share_of(role, config, arguments)
+    ranks = share.ranks
     model_config = model_files.overridden(model_files.read_config(directory), overrides)
     split.check(model_config, config.topology, environment)
     fit.check_length(arguments, directory, environment)
@@ -164,7 +168,7 @@ def plan_role(
                 num_attention=config.topology.num_attention,
                 num_ffn=config.topology.num_ffn,
                 order=str(config.topology.order),
-                attention_tp=_size(arguments, TENSOR) if role is Role.ATTENTION else 0,
+                attention_tp=size(arguments, TENSOR) if role is Role.ATTENTION else 0,
             ),
             connector=config.connector,
             transport=config.transport,
@@ -196,6 +200,7 @@ def plan_role(
         served_model=served[0],
         api_key=keys[0],
         download=None if dummy else on_hub,
+        headless=share.headless,
     )
 
 
@@ -216,9 +221,9 @@ def combination(
         dtype=fingerprint.dtype,
         gate="attention" if config.compute_gate_on_attention else "ffn",
         # A size that is not supported is to be refused as what it is, not because a count of ranks does not match it.
-        num_attention=max(config.num_attention_ranks, _size(arguments, DATA)),
+        num_attention=max(config.num_attention_ranks, size(arguments, DATA)),
         num_ffn=config.num_ffn_ranks,
-        tp=_size(arguments, TENSOR),
+        tp=size(arguments, TENSOR),
         on_loss=config.on_loss,
         features=frozenset(vllm_policy.features(arguments)),
     )
@@ -253,30 +258,3 @@ def _port(arguments: VllmArguments) -> int:
     except ValueError as error:
         raise ConfigError(f"vLLM argument --port: {error}") from None
     return port
-
-
-def _size(arguments: VllmArguments, flag: str) -> int:
-    size = arguments.integer(flag, 1)
-    if size < 1:
-        raise ConfigError(f"vLLM argument {flag}: {size} is not a size (1 or more)")
-    return size
-
-
-def _check_sizes_of_ffn(arguments: VllmArguments) -> None:
-    sizes = {flag: _size(arguments, flag) for flag in (DATA, TENSOR)}
-    given = " and ".join(f"{flag} {size}" for flag, size in sizes.items() if size != 1)
-    if given:
-        raise UnsupportedError(f"for Attention only: {given}; leave out {' and '.join(sizes)} for ffn")
-
-
-def _ranks(role: Role, config: AFDConfig, arguments: VllmArguments) -> tuple[Rank, ...]:
-    topology = config.topology
-    if role is Role.FFN:
-        return tuple(Rank(Role.FFN, index) for index in range(topology.num_ffn))
-    data, tensor = _size(arguments, DATA), _size(arguments, TENSOR)
-    if data * tensor != topology.num_attention:
-        raise UnsupportedError(
-            f"num_attention_ranks is {topology.num_attention}, but data-parallel size {data} × tensor-parallel size "
-            f"{tensor} makes {data * tensor}; use --afd-num-attention-ranks {data * tensor}"
-        )
-    return tuple(Rank(Role.ATTENTION, index) for index in range(topology.num_attention))

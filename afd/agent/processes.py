@@ -86,6 +86,11 @@ class Processes:
         return tuple(self._children)
 
     @property
+    def broken(self) -> int:
+        """Requests since its start that Attention's API server answered with an error of its own."""
+        return self._inflight.broken
+
+    @property
     def inflight(self) -> int:
         """Requests that Attention's API server is answering now."""
         return self._inflight.count
@@ -129,7 +134,7 @@ class Processes:
     async def start(self) -> None:
         """Fork the role's processes. Raises RoleFailedError."""
         if self._plan.role is Role.ATTENTION:
-            await self._spawn("API server", {})
+            await self._spawn("engines' parent" if self._plan.headless else "API server", {})
         else:
             for rank in self._plan.ranks:
                 child = await self._spawn(f"{_RANK}{rank}", {"AFD_RANK_INDEX": str(rank.index)})

@@ -61,7 +61,7 @@ class Progress:
 
     def loaded(self) -> None:
         """Attention's API server answers, or FFN's ranks are connected."""
-        attention = self._plan.role is Role.ATTENTION
+        attention = self._plan.role is Role.ATTENTION and not self._plan.headless
         doing = (
             "sending a first request through FFN" if attention else "waiting for Attention's first request"
         )
@@ -78,7 +78,7 @@ class Progress:
         self._took["warm-up"] = self._took.get("warm-up", 0.0) + now - self._since
         self._doing = ""
         phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._took.items())
-        api = f"OpenAI API at {plan.api_url}/v1, " if attention else ""
+        api = f"OpenAI API at {plan.api_url}/v1, " if attention and not plan.headless else ""
         count = plan.config.num_ffn_ranks if attention else plan.config.num_attention_ranks
         peers = f"{count} {'FFN' if attention else 'Attention'} rank{'' if count == 1 else 's'}"
         agent = plan.url(plan.agent_host, agent_port)

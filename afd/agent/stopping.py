@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from afd.agent.processes import Processes
 from afd.control.group import Control
 from afd.control.hub import LocalHub
 from afd.errors import RoleFailedError
-from afd.topology import Role
+from afd.topology import Rank, Role
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ class Stopping:
     control: Control
     hub: LocalHub
     processes: Processes
+    gone: Collection[Rank]
+    """Ranks that have left on purpose so far."""
     left: asyncio.Future[str]
     aborting: asyncio.Task[bool]
     failure: str = field(default="", init=False)
@@ -77,6 +79,9 @@ class Stopping:
             await control.close("stopped by a signal")
             await self.hub.close()
             await self.processes.terminate(FAREWELL_S)
+        elif self.plan.headless:
+            self.failure = await self._until_head_left()
+            await self.processes.terminate(self.plan.drain_s if served else 0.0)
         elif served:  # while it loads vLLM does not listen to signals, and there is nothing to finish
             self.failure = await self._drain()
         if self.stop.hurried.is_set():
@@ -104,11 +109,24 @@ class Stopping:
             return f"Attention did not leave within {drain_s + LEAVE_S:.0f} s of the stop"
         return ""
 
+    async def _until_head_left(self) -> str:
+        """What replicas do whose API server is elsewhere: serve until that one's agent has left. Returns what went
+        wrong."""
+        head = Rank(Role.ATTENTION, 0)
+        deadline = time.monotonic() + self.plan.drain_s + LEAVE_S
+        while head not in self.gone:
+            if self.aborting.done() or self.stop.hurried.is_set():
+                return ""
+            if time.monotonic() > deadline:
+                return f"{head} did not leave within {self.plan.drain_s + LEAVE_S:.0f} s of the stop"
+            await asyncio.sleep(POLL_S)
+        return ""
+
     async def _drain(self) -> str:
         """Attention's part of a stop: vLLM finishes what is in flight and ends. Returns what went wrong; raises the
         cause of an abort meanwhile."""
         hub, processes = self.hub, self.processes
-        drain_s, began = self.plan.drain_s, time.monotonic()
+        drain_s, began, broken = self.plan.drain_s, time.monotonic(), processes.broken
         ending = asyncio.create_task(processes.terminate(drain_s))
         cut = asyncio.create_task(hub.lost.wait())  # vLLM kills its engine when its own time is up
         ends: list[asyncio.Future[Any]] = [ending, cut, self.aborting, self.left]
@@ -120,7 +138,7 @@ class Stopping:
             await processes.settle_requests(SETTLE_S)
         ending.cancel(), cut.cancel()
         self.control.abort.check()
-        if hub.lost.is_set() or processes.inflight:
+        if processes.broken > broken or processes.inflight:
             return "requests in flight were cut off: a stop may not take that long; --shutdown-timeout gives them more"
         if self.left.done():
             return f"FFN left before requests in flight were answered: {self.left.result()}"

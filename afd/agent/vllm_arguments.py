@@ -259,7 +259,7 @@ def native(arguments: VllmArguments) -> list[str]:
         argv += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     if not arguments.enabled("--shutdown-timeout"):
         argv += ["--shutdown-timeout", str(SHUTDOWN_S)]
-    if not arguments.enabled("--api-server-count"):
+    if not arguments.enabled("--api-server-count") and not arguments.enabled("--headless"):
         argv += ["--api-server-count", "1"]
     return argv
 

@@ -80,6 +80,7 @@ class Peer:
         except BaseException as error:
             session.fail(error)
             raise
+        session.report({}, state="ready-to-warm")
         return cls(crossing, sender, link)
 
     @classmethod

@@ -136,3 +136,28 @@ def test_a_new_file_begins_at_zero_whatever_was_there(tmp_path: Path) -> None:
     server.add(2)
     server.add(-1)
     assert agent.count == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "broken"),
+    [
+        (200, b"fine", 0),
+        (400, b"bad request", 0),
+        (500, b"the engine is dead", 1),
+        (200, b'data: {"error": {"message": "the engine is dead"}}\n\n', 1),
+    ],
+)
+def test_an_error_of_the_server_counts_and_one_of_the_client_does_not(
+    counter: InflightFile, status: int, body: bytes, broken: int
+) -> None:
+    async def answer(scope: Scope, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": body})
+
+    async def work() -> None:
+        for _ in range(2):
+            await Inflight(answer)(scope_of("/v1/completions"), nothing, nothing)
+        assert (counter.count, counter.broken) == (0, 2 * broken)
+
+    asyncio.run(work())

@@ -98,10 +98,3 @@ def test_other_values_than_the_accepted_ones_are_refused_naming_those(flag: str)
 
 def test_a_flag_that_was_negated_afterwards_is_not_refused() -> None:
     check(parse(["--data-parallel-external-lb", "--no-data-parallel-external-lb"]))
-
-
-def test_a_server_without_an_engine_is_refused() -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"--data-parallel-size-local 0: .*without an engine.*; leave it out, or .* 1$"
-    ):
-        check(parse(["-dpl", "0"]))
