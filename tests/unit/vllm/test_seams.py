@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import json
 import os
 from typing import Any
 
@@ -168,6 +169,23 @@ def test_what_vllm_resolved_is_read_once_for_both_roles_to_compare(
     assert str(resolved.torch_dtype) == "torch.float32"
     assert module("afd.models.role").model_family(config) is FAMILIES[0]
     assert module("afd.models.crossing").configuration(config).port == 9444
+
+
+def test_settings_of_afd_survive_all_that_vllm_does_to_a_configuration(
+    module: Module, engine_config: Any
+) -> None:
+    """vLLM's platform and its own checks change a configuration after it was made; AFD's part is not theirs."""
+    told = {
+        "port": 9555,
+        "ubatch": {"num_ubatches": 2, "decode_token_threshold": 7},
+        "timeouts": {"step_s": 9},
+    }
+    found = module("afd.models.crossing").configuration(
+        engine_config("--additional-config", json.dumps({"afd": told}), "--enforce-eager", completed=False)
+    )
+    assert (found.port, found.timeouts.step_s) == (9555, 9.0)
+    assert (found.ubatch.num_ubatches, found.ubatch.decode_token_threshold) == (2, 7)
+    assert found.ubatch.prefill_token_threshold == type(found.ubatch)().prefill_token_threshold
 
 
 def test_a_process_that_was_not_started_by_afd_serve_is_told_so(module: Module, engine_config: Any) -> None:
