@@ -62,7 +62,7 @@ def collected() -> frozenset[str]:
         env={**os.environ, "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     return frozenset(
         line for line in done.stdout.splitlines() if "::" in line and not line.startswith("ERROR")
@@ -73,6 +73,7 @@ def test_every_failure_of_the_catalogue_is_there_and_says_what_shows_it() -> Non
     clean(incomplete(CATALOGUE))
 
 
+@pytest.mark.timeout(300)
 def test_every_test_that_the_catalogue_names_is_collected_by_pytest() -> None:
     clean(unknown(CATALOGUE, collected()))
 
