@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--records", metavar="DIR", help="write the records of system tests here, e.g. tests/records"
     )
+    soak = "tests/system/test_soak.py: "
+    parser.addoption("--soak-layout", default="2A1F", metavar="xAyF", help=soak + "layout (2A1F)")
+    parser.addoption("--soak-requests", default="300", metavar="N", help=soak + "number of requests (300)")
+    parser.addoption("--soak-idle", default="20", metavar="S", help=soak + "seconds without a request (20)")
+    parser.addoption("--soak-figures", metavar="FILE", help=soak + "write the figures here, as JSON")
 
 
 @pytest.fixture(scope="session", autouse=True)
