@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from afd.control.abort import Abort, Cause
@@ -38,7 +38,13 @@ class RankSession:
     """
 
     def __init__(
-        self, connection: Connection, rank: Rank | None, kind: str, epoch: str, abort: Abort
+        self,
+        connection: Connection,
+        rank: Rank | None,
+        kind: str,
+        epoch: str,
+        abort: Abort,
+        heard: Sequence[AnyMessage] = (),
     ) -> None:
         self.epoch, self.abort = epoch, abort
         self._rank, self._kind = rank, kind
@@ -50,6 +56,8 @@ class RankSession:
         self._report: Report | None = None
         self._closing = False
         self._unsubscribe = abort.subscribe(self._wake_exchanges)
+        for message in heard:
+            self._handle(message)
         self._thread = threading.Thread(target=self._run, name="afd-session", daemon=True)
         self._thread.start()
 
@@ -86,13 +94,13 @@ class RankSession:
             deadline = Deadline(timeout_s)
             hello = Attach(rank=str(rank) if rank else "", pid=os.getpid(), kind=kind)
             connection.send(hello, waker, abort, deadline, "the agent")
-            epoch = _await_attached(connection, waker, abort, deadline)
+            epoch, more = _await_attached(connection, waker, abort, deadline)
         except BaseException:
             connection.close()
             raise
         finally:
             waker.close()
-        return cls(connection, rank, kind, epoch, abort)
+        return cls(connection, rank, kind, epoch, abort, more)
 
     def exchange(self, key: str, value: Any, timeout_s: float, *, must_agree: bool = False) -> dict[str, Any]:
         """Give this rank's value for ``key`` and get those of all ranks, by name ("A0", "F0").
@@ -224,14 +232,18 @@ class RankSession:
 _NO_ABORT = Abort()
 
 
-def _await_attached(connection: Connection, waker: Waker, abort: Abort, deadline: Deadline) -> str:
+def _await_attached(
+    connection: Connection, waker: Waker, abort: Abort, deadline: Deadline
+) -> tuple[str, list[AnyMessage]]:
+    """The epoch, and what the agent said right after it: an abort may follow at once, in the same read."""
     poller = select.poll()
     poller.register(connection, READABLE)
     poller.register(waker, select.POLLIN)
     while True:
-        for message in connection.receive():
+        messages = connection.receive()
+        for number, message in enumerate(messages, 1):
             if isinstance(message, Attached):
-                return message.epoch
+                return message.epoch, messages[number:]
             if isinstance(message, AbortNotice):
                 raise message.cause.error()
             raise MisuseError(f"the agent answered with {type(message).__name__}")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from afd.control.abort import Abort, Cause
 from afd.control.channel import SOCKET_ENV, socket_path
 from afd.control.group import Control
 from afd.control.hub import LocalHub, Process, open_hub
+from afd.control.messages import AbortNotice, Attached, Gathered, encode
 from afd.control.session import RankSession
 from afd.errors import ClosedError, ConfigError, MisuseError, PeerLostError, RoleFailedError
 from afd.topology import Rank
@@ -137,6 +139,34 @@ def test_an_agent_that_accepts_and_says_nothing_is_given_up_and_an_abort_ends_th
         threading.Timer(0.1, abort.trigger, [Cause("RoleFailedError", "stop")]).start()
         with pytest.raises(RoleFailedError, match="stop"):
             RankSession.attach(f"@afd-test-{os.getpid()}", A0, timeout_s=20, abort=abort)
+
+
+def test_what_the_agent_says_together_with_its_answer_is_heard() -> None:
+    """The epoch may end just when a process attaches: both messages can come in one read."""
+    path = f"@afd-test-{os.getpid()}-together"
+    cause = Cause("RoleFailedError", "weights do not fit", rank="F0")
+    said = [
+        Attached(epoch="e"),
+        Gathered(epoch="e", key="k", values={"A0": 7}),
+        AbortNotice(epoch="e", cause=cause),
+    ]
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.bind(socket_path(path))
+        agent.listen()
+
+        def answer() -> socket.socket:
+            accepted, _ = agent.accept()
+            accepted.sendall(b"".join(map(encode, said)))
+            return accepted
+
+        with ThreadPoolExecutor(1) as pool:
+            answering = pool.submit(answer)
+            session = RankSession.attach(path, A0)
+            with answering.result(5):
+                assert session.abort.cause == cause
+                with pytest.raises(RoleFailedError, match="weights do not fit"):
+                    session.exchange("other", 1, 5.0)
+                session.close("done")
 
 
 def test_reports_arrive_with_the_last_state_and_do_not_wait() -> None:
