@@ -42,8 +42,9 @@ class Cause:
         return replace(self, kind="RoleFailedError") if self.kind == "PeerLostError" else self
 
     def __str__(self) -> str:
-        named = not self.rank or self.message.startswith(self.rank)
-        return self.message if named else f"{self.rank}: {self.message}"
+        message = self.message or f"{self.kind or 'a failure'} without a word"
+        named = not self.rank or message.startswith(self.rank)
+        return message if named else f"{self.rank}: {message}"
 
     def error(self) -> errors.AFDError:
         """The exception that this process raises for the cause."""

@@ -147,12 +147,30 @@ class Joiner(Control):
                     raise MismatchError(f"the token of {self._root} is not that of {names(self.ranks)}")
                 trusted = True
             if isinstance(message, Welcome):
+                self._check(message)
                 return message
             if isinstance(message, Waiting):
-                self._missing = tuple(Rank.parse(name) for name in message.missing)
+                try:
+                    self._missing = tuple(Rank.parse(name) for name in message.missing)
+                except ConfigError as error:
+                    raise _TryAgain(f"{self._root} waits for something else: {error}") from error
                 if self._missing:
                     notices.tell(self._missing, f"connected to {self._root}")
             link.send(Heartbeat(epoch=""))  # the root's beat sets the pace until the group is complete
+
+    def _check(self, welcome: Welcome) -> None:
+        """Without a token anybody may answer at the root's address; only a welcome to this agent's own group is one."""
+        try:
+            ranks = [rank for hello in welcome.hellos for rank in ranks_of(hello)]
+        except (AFDError, ValueError) as error:
+            raise _TryAgain(f"{self._root} welcomes to a group with unknown ranks: {error}") from error
+        whole = sorted(ranks) == sorted(self.topology.ranks) and self.topology.root in ranks_of(
+            welcome.hellos[0]
+        )
+        if not whole or not welcome.epoch or self.hello not in welcome.hellos:
+            raise _TryAgain(
+                f"{self._root} welcomes to another group: {names(ranks)} instead of {names(self.topology.ranks)}"
+            )
 
     async def _refuse_token(self, link: Link, wanted: bool) -> None:
         mine, theirs = names(self.ranks), f"the rendezvous at {self._root}"
@@ -219,15 +237,37 @@ class Joiner(Control):
     async def _follow(self, link: Link) -> None:
         text = None
         try:
-            while (message := await link.receive()) is not None:
+            while text is None and (message := await link.receive()) is not None:
                 self._silence.beat("root")
-                self._handle(message)
+                if (text := self._foreign(message)) is None:
+                    self._handle(message)
         except (MisuseError, MismatchError) as error:
             text = f"the agent of {names(ranks_of(self.hellos[0]))} broke the protocol: {error}"
         self._silence.forget("root")
         link.cut()  # the root may be waiting for our end before it closes
         if self._root_left is None and self._closed is None:
             self._root_lost(text or closed_without_goodbye(self.hellos[0]))
+
+    def _foreign(self, message: AnyMessage) -> str | None:
+        """What is wrong with a message that is not of this group: another epoch, or ranks that it does not have."""
+        if not isinstance(message, (Heartbeat, Gathered, AbortNotice, Bye)):
+            return None
+        root = self.topology.root
+        if message.epoch != self.epoch:
+            return f"rank restarted: {root} speaks epoch {message.epoch}, the group is in epoch {self.epoch}"
+        known = {str(rank) for rank in self.topology.ranks}
+        if isinstance(message, Gathered):
+            strange = known ^ set(message.values)
+        elif isinstance(message, Bye):
+            strange = set(message.ranks) - known
+        elif isinstance(message, Heartbeat):
+            rows = {(peer.role, peer.ranks) for peer in message.peers}
+            agents = {(hello.role, hello.ranks) for hello in self.hellos}
+            strange = {f"{role or 'nobody'} {', '.join(map(str, ranks))}" for role, ranks in rows - agents}
+        else:
+            return None
+        kind = type(message).__name__
+        return f"{root} broke the protocol: {kind} about {', '.join(sorted(strange))}" if strange else None
 
     def _handle(self, message: AnyMessage) -> None:
         if isinstance(message, Heartbeat):

@@ -20,7 +20,7 @@ from afd.errors import AFDError
 WORDS = st.sampled_from(
     ["", "A0", "A1", "F0", "F7", "A-1", "ffn", "attention", "auto", "retry", "\n", "e" * 12]
 )
-TEXTS = WORDS | st.text(max_size=30) | st.builds(lambda text: text * 3000, st.text(min_size=1, max_size=8))
+TEXTS = WORDS | st.text(max_size=30) | st.builds(lambda text: text * 300, st.text(min_size=1, max_size=8))
 INTEGERS = (
     st.integers(-3, 9) | st.sampled_from([2**31, -(2**63), 2**64 - 1]) | st.integers(-(2**63), 2**64 - 1)
 )
@@ -75,6 +75,8 @@ def frame(message: AnyMessage) -> bytes:
 
 
 FRAMES = st.one_of(*MESSAGES.values()).map(frame)
+ANSWERS = st.one_of(*(MESSAGES[name] for name in ("Waiting", "Welcome", "Refusal", "Heartbeat"))).map(frame)
+"""What a root may say to a joiner, with any values."""
 
 
 def _flip(data: bytes, place: int, bits: int) -> bytes:
@@ -82,15 +84,19 @@ def _flip(data: bytes, place: int, bits: int) -> bytes:
     return data[:place] + bytes((data[place] ^ bits,)) + data[place + 1 :]
 
 
-BROKEN = st.one_of(
-    st.builds(_flip, FRAMES, st.integers(0, 10**6), st.integers(1, 255)),
-    st.builds(lambda data, cut: data[: cut % len(data)], FRAMES, st.integers(0, 10**6)),
-    st.builds(lambda data: data[:4] + (MAX_BODY + 1).to_bytes(4, "big") + data[8:], FRAMES),
-    st.builds(lambda value: _framed(msgspec.msgpack.encode(value)), PLAIN.filter(lambda v: _packs(v))),
-    st.binary(max_size=200).map(lambda body: _framed(body)),
-)
-NOISE = st.lists(st.binary(max_size=200) | BROKEN | FRAMES, min_size=1, max_size=3)
-"""What one connection says, piece by piece."""
+def noise(*without: str) -> st.SearchStrategy[list[bytes]]:
+    """What one connection says, piece by piece: bytes, broken frames, and messages, but no message of the kinds
+    ``without``."""
+    frames = st.one_of(*(made for name, made in MESSAGES.items() if name not in without)).map(frame)
+    broken = st.one_of(
+        # The name of the message is left alone: it could become one of those that are left out.
+        st.builds(_flip, frames, st.integers(0, 7), st.integers(1, 255)),
+        st.builds(lambda data, cut: data[: cut % len(data)], frames, st.integers(0, 10**6)),
+        st.builds(lambda data: data[:4] + (MAX_BODY + 1).to_bytes(4, "big") + data[8:], frames),
+        PLAIN.filter(_packs).map(lambda value: _framed(msgspec.msgpack.encode(value))),
+        st.binary(max_size=200).map(_framed),
+    )
+    return st.lists(st.binary(max_size=200) | broken | frames, min_size=1, max_size=3)
 
 
 def _framed(body: bytes) -> bytes:
@@ -103,6 +109,9 @@ def _packs(value: Any) -> bool:
     except (OverflowError, RecursionError):
         return False
     return True
+
+
+NOISE = noise()
 
 
 def say(connect: Callable[[], socket.socket], pieces: list[bytes], hear: bool = False) -> bytes:

@@ -70,3 +70,8 @@ def test_any_other_exception_blames_the_rank_that_raised_it_in_one_line() -> Non
 def test_a_lost_peer_error_survives_pickling_between_processes() -> None:
     error = pickle.loads(pickle.dumps(errors.PeerLostError("gone", "A0")))  # noqa: S301
     assert (str(error), error.rank) == ("gone", "A0")
+
+
+def test_a_cause_that_a_peer_gave_no_words_still_says_something() -> None:
+    assert str(Cause("RoleFailedError", "", rank="F0")) == "F0: RoleFailedError without a word"
+    assert str(Cause("", "")) == "a failure without a word"
