@@ -209,7 +209,6 @@ def test_the_mark_of_runner_v1_does_not_survive_a_change_to_v2() -> None:
         (("--no-enforce-eager",), {}, "mode graph is not supported"),
         (("-cc.mode", "3"), {}, "torch.compile does not see the hop"),
         (("--worker-cls", "x.Y"), {}, "worker class is AFD's own"),
-        (("--headless",), {}, "say which these are with --data-parallel-size-local"),
         (("--config", "c.yaml"), {}, "--config"),
         (
             ("-tp", "2"),

@@ -63,7 +63,7 @@ def test_replicas_that_are_nobodys_or_have_no_server_are_refused(argv: str, says
 
 def test_ffn_is_not_told_how_attention_is_spread() -> None:
     with pytest.raises(
-        UnsupportedError, match="-size 4 and --headless; leave out .*-size and --headless for ffn"
+        UnsupportedError, match=r"-size 4 and --headless; leave out .*-size and --headless for ffn"
     ):
         refuse_for_ffn(parse(["-dp", "4", "--headless"]))
     refuse_for_ffn(parse(["-dp", "1", "-tp", "1"]))
