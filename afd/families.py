@@ -9,7 +9,7 @@ anything imports vLLM.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from afd.errors import UnsupportedError
 from afd.topology import Role
@@ -22,7 +22,8 @@ class Family:
     ``ffn_classes`` are replaced by :class:`~afd.models.proxies.RemoteFFN` when Attention is built;
     ``attention_classes`` by :class:`~afd.models.proxies.Absent` when FFN is built. ``ffn_weights`` matches the
     checkpoint names that FFN owns (with the gate on FFN: all of ``mlp``, the gate included); everything else is
-    Attention's. ``ffn_attribute`` is where a decoder layer keeps its FFN block.
+    Attention's. ``ffn_attribute`` is where a decoder layer keeps its FFN block. ``needs_ascend``: vLLM's CPU backend
+    cannot run its attention, and the support matrix says so.
     """
 
     name: str
@@ -33,29 +34,35 @@ class Family:
     ffn_weights: re.Pattern[str]
     ffn_attribute: str
     needs_token_ids: bool = False
+    needs_ascend: bool = False
 
     def owner(self, weight_name: str) -> Role:
         """The role that owns a tensor of the checkpoint."""
         return Role.FFN if self.ffn_weights.search(weight_name) else Role.ATTENTION
 
 
-FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="deepseek",
-        architectures=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
-        module="vllm.model_executor.models.deepseek_v2",
-        ffn_classes=("DeepseekV2MoE", "DeepseekV2MLP"),
-        attention_classes=(
-            "DeepseekAttention",
-            "DeepseekV2Attention",
-            "DeepseekV2MLAAttention",
-            "RMSNorm",
-            "VocabParallelEmbedding",
-            "ParallelLMHead",
-        ),
-        ffn_weights=re.compile(r"^model\.layers\.\d+\.mlp\."),
-        ffn_attribute="mlp",
+_DEEPSEEK = Family(
+    name="deepseek",
+    architectures=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
+    module="vllm.model_executor.models.deepseek_v2",
+    ffn_classes=("DeepseekV2MoE", "DeepseekV2MLP"),
+    attention_classes=(
+        "DeepseekAttention",
+        "DeepseekV2Attention",
+        "DeepseekV2MLAAttention",
+        "RMSNorm",
+        "VocabParallelEmbedding",
+        "ParallelLMHead",
     ),
+    ffn_weights=re.compile(r"^model\.layers\.\d+\.mlp\."),
+    ffn_attribute="mlp",
+)
+
+FAMILIES: tuple[Family, ...] = (
+    _DEEPSEEK,
+    # The same blocks behind another attention: an indexer, which belongs to it, chooses the positions to look at.
+    replace(_DEEPSEEK, name="deepseek_v32", architectures=("DeepseekV32ForCausalLM",), needs_ascend=True),
+    replace(_DEEPSEEK, name="glm_moe_dsa", architectures=("GlmMoeDsaForCausalLM",), needs_ascend=True),
     Family(
         name="qwen3_moe",
         architectures=("Qwen3MoeForCausalLM",),
@@ -74,7 +81,9 @@ def family_of(architecture: str) -> Family:
     for family in FAMILIES:
         if architecture in family.architectures:
             return family
-    known = " or ".join(sorted(name for family in FAMILIES for name in family.architectures))
+    known = " or ".join(
+        sorted(name for family in FAMILIES if not family.needs_ascend for name in family.architectures)
+    )
     raise UnsupportedError(
         f"models of the architecture {architecture} are not supported yet; use one of {known}"
     )

@@ -67,6 +67,9 @@ _CAMP2P = (
     "--afd-connector-extra-config"
 )
 
+_SPARSE = "vLLM's CPU backend has no sparse MLA, so it needs Ascend"
+_MODEL = "use a model of the DeepSeek-V2, DeepSeek-V3 or Qwen3-MoE architecture"
+
 DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(
         "platform",
@@ -110,7 +113,9 @@ DIMENSIONS: tuple[Dimension, ...] = (
         (
             Value("deepseek"),
             Value("qwen3_moe"),
-            Value("*", LATER, "use a model of the DeepSeek-V2, DeepSeek-V3 or Qwen3-MoE architecture"),
+            Value("deepseek_v32", _SPARSE, _MODEL),
+            Value("glm_moe_dsa", _SPARSE, _MODEL),
+            Value("*", LATER, _MODEL),
         ),
     ),
     Dimension(

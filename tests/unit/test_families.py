@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 from afd.errors import UnsupportedError
 from afd.families import FAMILIES, Family, family_of
+from afd.support import Combination, problem
 from afd.testing.tiny import BUILTINS, resolve_builtin
 from afd.topology import Role
 
@@ -20,6 +21,8 @@ from afd.topology import Role
     [
         ("DeepseekV2ForCausalLM", "deepseek"),
         ("DeepseekV3ForCausalLM", "deepseek"),
+        ("DeepseekV32ForCausalLM", "deepseek_v32"),
+        ("GlmMoeDsaForCausalLM", "glm_moe_dsa"),
         ("Qwen3MoeForCausalLM", "qwen3_moe"),
     ],
 )
@@ -27,12 +30,20 @@ def test_an_architecture_finds_its_family(architecture: str, name: str) -> None:
     assert family_of(architecture).name == name
 
 
+KNOWN = "use one of DeepseekV2ForCausalLM or DeepseekV3ForCausalLM or Qwen3MoeForCausalLM$"
+
+
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "deepseekv2forcausallm", ""])
 def test_an_architecture_without_a_row_is_refused_with_those_that_have_one(architecture: str) -> None:
-    with pytest.raises(
-        UnsupportedError, match=r"use one of DeepseekV2ForCausalLM or .* or Qwen3MoeForCausalLM"
-    ):
+    with pytest.raises(UnsupportedError, match=KNOWN):
         family_of(architecture)
+
+
+def test_a_family_that_needs_ascend_is_refused_on_cpu_with_that_reason_and_no_other_is() -> None:
+    for family in FAMILIES:
+        refusal = problem(Combination(family=family.name))
+        assert ("needs Ascend" in refusal) is family.needs_ascend
+        assert bool(refusal) is family.needs_ascend
 
 
 def test_no_architecture_is_in_two_rows() -> None:
@@ -50,6 +61,7 @@ def test_no_architecture_is_in_two_rows() -> None:
         ("model.layers.3.mlp.shared_experts.up_proj.weight", Role.FFN),
         ("model.layers.3.post_attention_layernorm.weight", Role.ATTENTION),
         ("model.layers.3.self_attn.q_proj.weight", Role.ATTENTION),
+        ("model.layers.3.self_attn.indexer.wq_b.weight", Role.ATTENTION),
         ("model.embed_tokens.weight", Role.ATTENTION),
         ("model.norm.weight", Role.ATTENTION),
         ("lm_head.weight", Role.ATTENTION),

@@ -270,14 +270,27 @@ def test_parallel_sizes_of_attention_are_refused_on_ffn(checkpoint: Path, flag: 
     planned(checkpoint, Role.FFN, (*FLOAT32, flag, "1"))
 
 
-def test_a_model_of_another_family_is_refused_with_those_that_exist(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "says"),
+    [
+        ("LlamaForCausalLM", "LlamaForCausalLM are not supported yet; use one of Deepseek"),
+        (
+            "DeepseekV32ForCausalLM",
+            "family deepseek_v32 is not supported: .* it needs Ascend; use a model of",
+        ),
+        ("GlmMoeDsaForCausalLM", "family glm_moe_dsa is not supported: .* it needs Ascend; use a model of"),
+    ],
+)
+def test_a_model_of_another_family_is_refused_with_those_that_exist(
+    checkpoint: Path, tmp_path: Path, architecture: str, says: str
+) -> None:
     other = Path(tmp_path / "other")
     other.mkdir()
     for path in checkpoint.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(UnsupportedError, match="LlamaForCausalLM are not supported yet; use one of Deepseek"):
+    (other / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    with pytest.raises(UnsupportedError, match=says):
         planned(other)
 
 

@@ -49,8 +49,9 @@ def test_every_name_that_afd_replaces_is_what_it_was_written_against(hook: Hook,
 def test_every_architecture_of_a_family_is_built_by_its_module(family: Family, module: Module) -> None:
     registry = module("vllm.model_executor.models.registry").ModelRegistry
     for architecture in family.architectures:
-        assert registry.models[architecture].module_name == family.module
-        assert inspect.isclass(vars(module(family.module))[architecture])
+        found = registry.models[architecture]
+        assert found.module_name == family.module
+        assert inspect.isclass(vars(module(family.module))[found.class_name])
 
 
 def test_ffn_classes_are_told_their_layer_by_a_prefix(module: Module) -> None:
