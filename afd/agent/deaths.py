@@ -65,6 +65,14 @@ class Deaths:
             asyncio.get_running_loop().add_reader(descriptor, self._on_end, process)
         self._watched[process.pid] = _Watched(process, name, parent)
 
+    def is_below(self, pid: int, above: int) -> bool:
+        """Whether process ``pid`` was forked from ``above``, or from one that was, as far as both were watched."""
+        while (watched := self._watched.get(pid)) is not None:
+            pid = watched.parent
+            if pid == above:
+                return True
+        return False
+
     @property
     def first(self) -> Death | None:
         """The first that was no success."""

@@ -86,10 +86,13 @@ class Epoch:
             control,
             on_report=self._on_report,
             on_death=processes.explain,
+            on_claim=processes.account,
             stopping=self._leaving,
             on_attach=processes.attached,
             address=self._hub_address,
         ) as hub:
+            if processes.children:  # kept from the last epoch, and about to attach
+                hub.resting.update(self._plan.ranks)
             starting = asyncio.create_task(self._start(control, processes, hub.address, agreed))
             telling = asyncio.create_task(self._progress.keep_telling())
             stopping = asyncio.create_task(self._stop.asked.wait())

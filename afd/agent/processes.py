@@ -213,19 +213,37 @@ class Processes:
         """Why an attached process closed its connection without a goodbye: the process of the tree that ended first."""
         death = await self._deaths.wait(EXIT_STATUS_S)
         pid = process.pid if death is None else death.pid
-        child = next((child for child in self._children if child.pid == pid), None)
-        if child is not None:
-            await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
-            if child.exited.done():
-                return self.exit_cause(child)
+        if (cause := await self._end_of_child(pid)) is not None:
+            return cause
         # A child that was killed takes those below it along, and its status may arrive after theirs.
         await asyncio.wait([child.exited for child in self._children], timeout=EXIT_STATUS_S / 4)
         for child in self._children:
             if child.exited.done() and child.exited.result() < 0:
                 return self.exit_cause(child)
         text = str(death or f"{self._leftovers.name(pid)} was killed or crashed")
-        rank = self._ranks.get(pid, process.rank or self._plan.ranks[0])
-        return Cause("RoleFailedError", text, rank=str(rank), host=self._plan.hello.host.name)
+        rank = str(process.rank) if process.rank is not None and death is None else self._rank(pid)
+        return Cause("RoleFailedError", text, rank=rank, host=self._plan.hello.host.name)
+
+    async def account(self, claim: Cause) -> Cause:
+        """The cause of what a rank claims. One of several may only have seen that a process beside it was killed, and
+        does not know: then that is the cause."""
+        if len(self._plan.ranks) == 1 or claim.hearsay or claim.kind in ("ConfigError", "MismatchError"):
+            return claim
+        death = await self._deaths.wait(EXIT_STATUS_S)
+        # One that ends by itself has said why, and that is a claim, too.
+        if death is None or (death.code or 0) > 0 or self._rank(death.pid) == claim.rank:
+            return claim
+        host, rank = self._plan.hello.host.name, self._rank(death.pid)
+        cause = await self._end_of_child(death.pid)
+        return cause or Cause("RoleFailedError", str(death), rank=rank, host=host)
+
+    async def _end_of_child(self, pid: int) -> Cause | None:
+        """The cause that the end of ``pid`` is, when the agent started it. Its exit status is on the way."""
+        child = next((child for child in self._children if child.pid == pid), None)
+        if child is None:
+            return None
+        await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
+        return self.exit_cause(child) if child.exited.done() else None
 
     def exit_cause(self, child: Child) -> Cause:
         """The cause that the end of a process is, with the last thing it said when it left by itself. When one below it
@@ -248,8 +266,10 @@ class Processes:
         return Cause(kind, text, rank=rank, host=self._plan.hello.host.name)
 
     def _rank(self, pid: int) -> str:
-        """The rank to blame for the end of a process: the one that it is, else the first of this agent."""
-        return str(self._ranks.get(pid, self._plan.ranks[0]))
+        """The rank to blame for the end of a process: the one that it is, or else the first below it (an engine has
+        workers), or the first of this agent."""
+        below = [rank for process, rank in self._ranks.items() if self._deaths.is_below(process, pid)]
+        return str(self._ranks.get(pid, min(below, default=self._plan.ranks[0])))
 
     async def settle_requests(self, timeout_s: float) -> None:
         """Wait until every request in flight has had its answer or its error, at most ``timeout_s``."""
@@ -297,6 +317,7 @@ class Processes:
 
         Twice is fine.
         """
+        self.resting = False
         if self._ended:
             return
         self._ended = True

@@ -15,10 +15,10 @@ import aiohttp
 import psutil
 import pytest
 
-from afd.agent.leftovers import mapped_by
+from afd.agent.leftovers import mapped_by, tree
 from afd.testing.completions import Answer, Question
 from afd.testing.stack import Group, Layout, status
-from afd.topology import Role
+from afd.topology import Role, Topology
 from tests.system.conftest import layout
 from tests.system.rig import READY_S, Client, Traces, decoding, deed, differences, ends, start, until
 
@@ -29,8 +29,8 @@ REJOIN = ("--afd-on-loss", "rejoin")
 FAST = ("--afd-rejoin-backoff-s", "0.2")
 
 
-def rejoining(*more: str, runner: str = "v2") -> Layout:
-    return layout(runner, afd_args=(*REJOIN, *FAST, *more))
+def rejoining(*more: str, runner: str = "v2", **changes: Any) -> Layout:
+    return layout(runner, afd_args=(*REJOIN, *FAST, *more), **changes)
 
 
 def said(group: Group) -> dict[Role, dict[str, Any]]:
@@ -59,11 +59,15 @@ def again(
 
 
 def died(traces: Traces, *kept: str) -> list[str]:
-    """What is left of the epoch that was lost, apart from the agents, the launchers and ``kept``."""
-    for name in list(traces.processes):
-        if name in kept or name.endswith(("agent", "launcher")):
-            traces.processes.pop(name)
-    return traces.left()
+    """What is left of the epoch that was lost, apart from the agents, the launchers, and what belongs to ``kept``."""
+    agents = [name for name in traces.processes if name.endswith(("agent", "launcher"))]
+    for name in agents:
+        traces.processes.pop(name)
+    for name in kept:
+        for process in tree(traces.pids[name]):
+            traces.shm -= mapped_by(process.pid)
+            traces.processes = {name: one for name, one in traces.processes.items() if one != process}
+    return traces.left_after(1.0)
 
 
 def refused_at_once(url: str) -> float:
@@ -108,6 +112,32 @@ def test_a_group_that_lost_a_process_forms_again_around_the_same_agents(
         assert f"(process {traces.pids[victim]}) was killed" in body["last_error"]
     assert (Traces.of(group).pids["rank F0"] == traces.pids["rank F0"]) is (kept != ())
     assert differences(group.attention.api_url, *proofs(runner)) == []
+    assert died(traces, *kept) == []
+    assert group.stop() == {Role.FFN: 0, Role.ATTENTION: 0}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["rank F1", "EngineCore_DP1"])
+def test_ffn_ranks_form_one_group_that_stays_whole_or_starts_again_whole(
+    groups: Groups, proofs: Proofs, victim: str
+) -> None:
+    group = groups(rejoining(topology=Topology(2, 2)))
+    start(group)
+    before, traces = said(group), Traces.of(group)
+    client = Client(group.attention.api_url).start()
+    decoding(group.attention)
+    ranks = {name: traces.pids[name] for name in ("rank F0", "rank F1")}
+    deed(traces.pids[victim])
+    client.join(5)
+    now = again(group, before)
+    blamed = "F1" if victim == "rank F1" else "A1"
+    for role, body in now.items():
+        print(f"{victim}: {role} ready {body['last_restart_s']:.1f} s after the loss; {body['last_error']}")
+        assert body["last_error"].startswith(f"{blamed}: ")
+    after = Traces.of(group).pids
+    kept = [name for name, pid in ranks.items() if after[name] == pid]
+    assert kept == ([] if victim == "rank F1" else list(ranks))
+    assert differences(group.attention.api_url, *proofs("v2")) == []
     assert died(traces, *kept) == []
     assert group.stop() == {Role.FFN: 0, Role.ATTENTION: 0}
 

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.agent.processes import Processes
+from afd.control.abort import Cause
 from afd.control.channel import SOCKET_ENV
 from afd.control.hub import Process
 from afd.errors import ConfigError
@@ -57,10 +59,10 @@ def run(checkpoint: Path, launcher_path: str, tmp_path: Path) -> Run:
     return with_processes
 
 
-async def said(processes: Processes, word: str) -> None:
-    """Wait until the first process has said ``word``; on a busy machine it takes a while to come so far."""
+async def said(processes: Processes, word: str, number: int = 0) -> None:
+    """Wait until a process has said ``word``; on a busy machine it takes a while to come so far."""
     deadline = time.monotonic() + 30
-    while not any(word in line for line in processes.children[0].tail):
+    while not any(word in line for line in processes.children[number].tail):
         assert time.monotonic() < deadline, f"nobody said {word!r}"
         await asyncio.sleep(0.02)
 
@@ -155,6 +157,40 @@ def test_a_lost_connection_of_the_first_process_is_explained_by_its_exit(run: Ru
         assert cause.message == f"the rank F0 (process {root.pid}) was killed by SIGKILL"
 
     run("wait", work)
+
+
+def test_what_a_rank_claims_is_replaced_by_the_kill_of_a_process_beside_it(
+    checkpoint: Path, launcher_path: str, tmp_path: Path
+) -> None:
+    plan = planned(
+        checkpoint,
+        Role.FFN,
+        environment=environment(**{LAUNCHER_VARIABLE: launcher_path}),
+        target="tests.unit.launch.targets:wait",
+        num_attention_ranks=2,
+        num_ffn_ranks=2,
+    )
+    seen = Cause("RoleFailedError", "RuntimeError('Connection closed by peer')", rank="F0")
+
+    async def work() -> None:
+        processes = Processes(plan, tmp_path)
+        try:
+            await processes.launch("@hub", {"AFD_RANK_TRANSPORT": "shm"})
+            await processes.start()
+            await said(processes, "waiting", 0)
+            await said(processes, "waiting", 1)
+            await processes.look()
+            assert await processes.account(seen) == seen  # nobody was killed
+            killed = processes.children[1]
+            os.kill(killed.pid, signal.SIGKILL)
+            cause = await processes.account(seen)
+            assert str(cause) == f"F1: the rank F1 (process {killed.pid}) was killed by SIGKILL"
+            hearsay = replace(seen, hearsay=True)
+            assert await processes.account(hearsay) == hearsay
+        finally:
+            await processes.end("")
+
+    asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def test_processes_end_when_asked_and_are_killed_when_they_do_not(run: Run) -> None:
