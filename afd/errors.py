@@ -81,9 +81,13 @@ class PeerLostError(AFDError):
 
 
 class RoleFailedError(AFDError):
-    """One of this role's own processes died or raised."""
+    """One of this role's own processes died or raised. ``rank`` names it ("A1") when it is known."""
 
     exit_code = 71
+
+    def __init__(self, message: str, rank: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class ClosedError(RoleFailedError):

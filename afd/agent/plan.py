@@ -68,6 +68,11 @@ class RolePlan:
     headless: bool = False
 
     @property
+    def replicas(self) -> tuple[Rank, ...]:
+        """The first rank of each data-parallel replica of Attention, in the order of vLLM's data-parallel ranks."""
+        return self.ranks[:: max(1, self.hello.layout.attention_tp)]
+
+    @property
     def api_url(self) -> str:
         """Where this host reaches Attention's API server."""
         return self.url(self.api_host, self.api_port)

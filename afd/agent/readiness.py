@@ -14,11 +14,13 @@ from afd.agent.plan import RolePlan
 from afd.control import ports
 from afd.control.channel import Deadline
 from afd.errors import ConfigError, RoleFailedError
-from afd.topology import Role
+from afd.topology import Rank, Role
 
 PORT_S = 2.0
 """How long the API server's port may still be in use."""
 POLL_S = 0.05
+REPLICA_HEADER = "X-data-parallel-rank"
+"""vLLM's header that says which data-parallel replica serves a request."""
 HEALTH_S = 5.0
 """How often the API server is asked for its health while it serves."""
 
@@ -81,17 +83,31 @@ async def _healthy(session: aiohttp.ClientSession, plan: RolePlan, timeout_s: fl
 
 
 async def warm_up(plan: RolePlan) -> None:
-    """One real request, all the way through FFN. Readiness speaks of generation, not of an open port."""
-    body = {"model": plan.served_model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+    """One real request to each replica, all the way through FFN. Readiness speaks of generation, not of an open port.
+
+    Raises RoleFailedError, which names the first rank of a replica that gave no token.
+    """
     timeout = aiohttp.ClientTimeout(total=plan.config.timeouts.step_s)
-    key = plan.api_key
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        asking = [_ask(session, plan, number, rank) for number, rank in enumerate(plan.replicas)]
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+    for error in answers:
+        if error is not None:
+            raise error
+
+
+async def _ask(session: aiohttp.ClientSession, plan: RolePlan, number: int, rank: Rank) -> None:
+    """Have replica ``number`` generate one token. Unless it is told, vLLM chooses the replica."""
+    body = {"model": plan.served_model, "prompt": [1], "max_tokens": 1, "temperature": 0.0}
+    several = len(plan.replicas) > 1
+    headers = {REPLICA_HEADER: str(number)} if several else {}
+    what = f"the warm-up request to {rank}" if several else "the warm-up request"
     try:
-        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-            async with session.post(f"{plan.api_url}/v1/completions", json=body) as response:
-                if response.status != 200:
-                    raise RoleFailedError(
-                        f"the warm-up request was answered {response.status}: {(await response.text())[:300]}"
-                    )
+        async with session.post(f"{plan.api_url}/v1/completions", json=body, headers=headers) as response:
+            if response.status != 200:
+                text = (await response.text())[:300]
+                raise RoleFailedError(f"{what} was answered {response.status}: {text}", str(rank))
+            await response.read()
     except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-        raise RoleFailedError(f"the warm-up request failed: {error!r}") from error
+        raise RoleFailedError(f"{what} failed: {error!r}", str(rank)) from error

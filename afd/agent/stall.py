@@ -58,12 +58,13 @@ class StallWatch:
         assert since is not None
         try:
             await self._ask()
-        except RoleFailedError:
+        except RoleFailedError as error:
             if self._progress() != done:
                 return
             raise RoleFailedError(
                 f"requests came, and nothing was computed for {time.monotonic() - since:.0f} s; a request of the "
-                "agent's own was not answered either: the API server, the engine or its worker is stuck"
+                "agent's own was not answered either: the API server, the engine or its worker is stuck",
+                error.rank,
             ) from None
 
 

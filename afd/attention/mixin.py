@@ -38,6 +38,8 @@ class AttentionMixin:
     afd_peer_class: type[Peer] = Peer
     afd_peer: Peer | None = None
     afd_phase: Phase = "eager"
+    afd_dummy_phase: Phase = "eager"
+    """What a step without requests is announced as; a dummy step of a replica that idles is an ordinary one."""
     afd_real_tokens = 0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -67,6 +69,14 @@ class AttentionMixin:
             yield
         finally:
             self.afd_phase, self.afd_real_tokens = before
+
+    def afd_warm_up(self) -> None:
+        """One dummy step of every size that serving will announce, before the first request: with no graphs, one."""
+        self.afd_dummy_phase = "warmup"
+        try:
+            self._dummy_run(1, uniform_decode=True)  # type: ignore[attr-defined]
+        finally:
+            self.afd_dummy_phase = "eager"
 
     def shutdown(self) -> None:
         """Leave the group on purpose, then shut the runner down."""

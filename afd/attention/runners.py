@@ -24,7 +24,7 @@ class AttentionRunnerV2(AttentionMixin, CPUModelRunnerV2):
         skip_attn_for_dummy_run: bool = False,
         is_profile: bool = False,
     ) -> Any:
-        phase: Phase = "profile" if is_profile else "eager"
+        phase: Phase = "profile" if is_profile else self.afd_dummy_phase if dummy_run else "eager"
         real = 0 if dummy_run else scheduler_output.total_num_scheduled_tokens
         with self.afd_step(phase, real):
             return super().execute_model(
@@ -40,5 +40,5 @@ class AttentionRunnerV1(AttentionMixin, CPUModelRunnerV1):
             return super().execute_model(scheduler_output, intermediate_tensors)
 
     def _dummy_run(self, num_tokens: int, *args: Any, is_profile: bool = False, **kwargs: Any) -> Any:
-        with self.afd_step("profile" if is_profile else "eager", 0):
+        with self.afd_step("profile" if is_profile else self.afd_dummy_phase, 0):
             return super()._dummy_run(num_tokens, *args, is_profile=is_profile, **kwargs)

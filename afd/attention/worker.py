@@ -49,6 +49,13 @@ class AttentionWorker(native.CPUWorker):
             super().load_model(*args, **kwargs)
         self.afd_peer = self.model_runner.afd_peer
 
+    def compile_or_warm_up_model(self) -> Any:
+        """Every rank of every role meets every other one in a step before a request does. vLLM seeds its generators
+        after that."""
+        with self._afd_blame():
+            self.model_runner.afd_warm_up()
+            return super().compile_or_warm_up_model()
+
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
         with self._afd_blame():
             return super().execute_model(scheduler_output)

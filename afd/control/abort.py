@@ -56,12 +56,17 @@ class Cause:
 
     @staticmethod
     def of(error: BaseException, rank: str, host: str = "") -> Cause:
-        """The cause to report when ``rank`` stops with ``error``. What it says about a lost peer is hearsay."""
+        """The cause to report when ``rank`` stops with ``error``, which may name another rank.
+
+        What it says about a lost peer is hearsay.
+        """
         text = " ".join((str(error) if isinstance(error, errors.AFDError) else repr(error)).split())
         if isinstance(error, errors.PeerLostError):
             return Cause("PeerLostError", text, rank=error.rank, hearsay=True)
         if isinstance(error, errors.MismatchError):
             return Cause("MismatchError", text, differences=error.differences)
+        if isinstance(error, errors.RoleFailedError) and error.rank:
+            rank = error.rank
         kind = type(error).__name__
         return Cause(kind if kind in _KINDS else "RoleFailedError", text, rank=rank, host=host)
 

@@ -100,9 +100,11 @@ class _Api(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-def api_server(argv: Sequence[str], leave: Callable[..., None] = lambda *_: os._exit(0)) -> None:
+def api_server(
+    argv: Sequence[str], leave: Callable[..., None] = lambda *_: os._exit(0), handler: type[_Api] = _Api
+) -> None:
     """Answer /health and completions on --port until SIGTERM."""
-    server = HTTPServer(("127.0.0.1", int(argv[argv.index("--port") + 1])), _Api)
+    server = HTTPServer(("127.0.0.1", int(argv[argv.index("--port") + 1])), handler)
     signal.signal(signal.SIGTERM, leave)
     print("the API server is up", flush=True)
     server.serve_forever()
@@ -111,6 +113,16 @@ def api_server(argv: Sequence[str], leave: Callable[..., None] = lambda *_: os._
 def api_server_without_an_engine(argv: Sequence[str]) -> None:
     _Api.status = 500
     api_server(argv)
+
+
+class _ApiWithoutReplica1(_Api):
+    def do_POST(self) -> None:
+        self.status = 500 if self.headers.get("X-data-parallel-rank") == "1" else 200
+        super().do_POST()
+
+
+def api_server_without_replica_1(argv: Sequence[str]) -> None:
+    api_server(argv, handler=_ApiWithoutReplica1)
 
 
 def api_server_that_ends(argv: Sequence[str]) -> None:

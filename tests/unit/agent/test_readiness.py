@@ -13,9 +13,10 @@ from aiohttp import web
 
 from afd.agent import readiness
 from afd.agent.plan import RolePlan
+from afd.control.abort import Cause
 from afd.errors import RoleFailedError
 from afd.testing.free_ports import free_port
-from tests.unit.agent.plans import planned
+from tests.unit.agent.plans import FLOAT32, planned
 
 STEP_S = 1.0
 
@@ -63,3 +64,44 @@ def test_a_server_that_does_not_answer_for_step_s_is_stuck(plan: RolePlan) -> No
 def test_a_server_that_is_gone_is_stuck_too(plan: RolePlan) -> None:
     with pytest.raises(RoleFailedError, match="has not answered"):
         asyncio.run(asyncio.wait_for(readiness.while_healthy(plan), 20.0))
+
+
+async def warmed(plan: RolePlan, broken: str = "") -> list[str | None]:
+    """Warm up against a server that does not answer requests to replica ``broken``. The replicas that were asked."""
+    asked: list[str | None] = []
+
+    async def complete(request: web.Request) -> web.Response:
+        asked.append(request.headers.get("X-data-parallel-rank"))
+        if asked[-1] == broken:
+            return web.Response(status=500, text="EngineDeadError")
+        return web.json_response(await request.json())
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", plan.api_port).start()
+    try:
+        await readiness.warm_up(plan)
+    finally:
+        await runner.cleanup()
+    return asked
+
+
+def replicated(checkpoint: Path, data: int, tensor: int) -> RolePlan:
+    argv = (*FLOAT32, "--data-parallel-size", str(data), "--tensor-parallel-size", str(tensor))
+    return bounded(planned(checkpoint, argv=argv, num_attention_ranks=data * tensor), STEP_S)
+
+
+def test_a_warm_up_asks_each_replica_once_and_one_replica_without_a_name(checkpoint: Path) -> None:
+    assert sorted(asyncio.run(warmed(replicated(checkpoint, 2, 1)))) == ["0", "1"]  # type: ignore[type-var]
+    assert asyncio.run(warmed(replicated(checkpoint, 1, 2))) == [None]
+
+
+def test_a_replica_that_does_not_answer_is_named_by_its_first_rank(checkpoint: Path) -> None:
+    with pytest.raises(
+        RoleFailedError, match="the warm-up request to A1 was answered 500: EngineDead"
+    ) as info:
+        asyncio.run(warmed(replicated(checkpoint, 2, 1), broken="1"))
+    assert info.value.rank == "A1"
+    assert str(Cause.of(info.value, "A0")).startswith("A1: the warm-up request to A1")

@@ -22,6 +22,7 @@ import pytest
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.testing.free_ports import free_port
 from tests.unit.agent.hub import hub
+from tests.unit.agent.roles import SETTINGS
 from tests.unit.launch.forks import environment, wait_until
 
 GOOD = {"ffn": "ffn_rank", "attention": "api_server"}
@@ -207,6 +208,19 @@ def test_a_role_that_breaks_ends_with_71_and_its_peer_with_70_and_both_say_why(
         found, line = roles.ended(name)
         assert found == code, roles.text(name)
         assert says in line
+
+
+def test_a_group_with_a_replica_that_cannot_answer_is_never_ready_and_says_which(roles: Roles) -> None:
+    two = {SETTINGS: json.dumps({"num_attention_ranks": 2})}
+    roles.start("ffn", **two)
+    argv = ("--dtype", "float32", "--data-parallel-size", "2")
+    roles.start("attention", *argv, target="api_server_without_replica_1", **two)
+    for role, code in (("attention", 71), ("ffn", 70)):
+        found, line = roles.ended(role)
+        assert (found, line.startswith("A1: the warm-up request to A1 was answered 500")) == (code, True), (
+            line
+        )
+        assert "state: ready\n" not in roles.text(role)
 
 
 def test_ranks_that_left_in_order_are_not_the_cause_but_the_process_that_failed_above_them(

@@ -178,3 +178,13 @@ def test_a_runner_shuts_down_even_when_the_group_cannot_be_left(runner: Any) -> 
     with pytest.raises(OSError, match="the socket is gone"):
         made.shutdown()
     assert made.events == ["native shutdown"]
+
+
+def test_a_warm_up_is_a_dummy_step_announced_as_one_and_later_dummies_are_ordinary_steps(runner: Any) -> None:
+    made = runner()
+    made.load_model()
+    seen = []
+    made._dummy_run = lambda tokens, uniform_decode: seen.append((made.afd_dummy_phase, tokens))
+    made.afd_warm_up()
+    assert seen == [("warmup", 1)]
+    assert made.afd_dummy_phase == "eager"
