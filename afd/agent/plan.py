@@ -69,8 +69,10 @@ class RolePlan:
 
     @property
     def replicas(self) -> tuple[Rank, ...]:
-        """The first rank of each data-parallel replica of Attention, in the order of vLLM's data-parallel ranks."""
-        return self.ranks[:: max(1, self.hello.layout.attention_tp)]
+        """The first rank of each data-parallel replica of Attention, in the order of vLLM's data-parallel ranks; of all
+        that the API server has, on whichever agent."""
+        step = max(1, self.hello.layout.attention_tp)
+        return self.config.topology.role_ranks(Role.ATTENTION)[::step]
 
     @property
     def api_url(self) -> str:
