@@ -94,13 +94,16 @@ class Answer:
             self.top.append(sorted((other["logprob"] for other in position["top_logprobs"]), reverse=True))
 
 
-async def ask(session: aiohttp.ClientSession, url: str, model: str, question: Question) -> Answer:
-    """Send one request and collect its whole answer.
+async def ask(
+    session: aiohttp.ClientSession, url: str, model: str, question: Question, answer: Answer | None = None
+) -> Answer:
+    """Send one request and collect its whole answer, in ``answer`` when it is given: what has arrived of a stream so
+    far can be seen there.
 
     Raises PeerLostError, with the server's words, when it answers with an error, in the middle of a stream too, and
     when a stream stops before its end; :class:`aiohttp.ClientError` when there is no server or it breaks off.
     """
-    answer = Answer(question.name)
+    answer = answer or Answer(question.name)
     async with session.post(f"{url}{question.path}", json=question.body(model)) as response:
         if response.status != 200:
             raise PeerLostError(f"{url} answered {response.status}: {(await response.text())[:400]}")

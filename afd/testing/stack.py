@@ -140,19 +140,20 @@ class RoleProcess:
         environment: Mapping[str, str] | None = None,
         model: str | None = None,
         arguments: Sequence[str] = (),
+        host: str = "127.0.0.1",
     ) -> None:
         self.role = role
         self.model = model or layout.model
-        self.agent_url = f"http://127.0.0.1:{ports[str(role)]}"
-        self.api_url = f"http://127.0.0.1:{ports['api']}"
+        self.agent_url = f"http://{host}:{ports[str(role)]}"
+        self.api_url = f"http://{host}:{ports['api']}"
         self.log = directory / f"{role}.log"
         argv = [sys.executable, *program, "serve", str(role), self.model]
-        argv += ["--agent-host", "127.0.0.1", "--agent-port", str(ports[str(role)])]
+        argv += ["--agent-host", host, "--agent-port", str(ports[str(role)])]
         argv += ["--afd-runner", layout.runner, "--afd-port", str(ports["rendezvous"])]
         argv += ["--afd-num-attention-ranks", str(layout.topology.num_attention)]
         argv += ["--afd-num-ffn-ranks", str(layout.topology.num_ffn), *layout.afd_args, *layout.vllm_args]
         if role is Role.ATTENTION:
-            argv += ["--host", "127.0.0.1", "--port", str(ports["api"]), "--served-model-name", layout.served]
+            argv += ["--host", host, "--port", str(ports["api"]), "--served-model-name", layout.served]
             if layout.replicas > 1:
                 argv += ["--data-parallel-size", str(layout.replicas)]
             if layout.tp > 1:
@@ -211,6 +212,7 @@ class Group:
 
     For tests of faults: ``programs`` replaces ``-m afd.cli.main`` of a role, ``models`` its model; ``arguments`` come
     after all others and ``environments`` on top of ``environment``. ``ports`` of an earlier group may be used again.
+    ``hosts`` are the addresses at which a role answers, when it is not on this host.
     """
 
     layout: Layout
@@ -223,6 +225,7 @@ class Group:
     arguments: Mapping[Role, Sequence[str]] = field(default_factory=dict)
     environments: Mapping[Role, Mapping[str, str]] = field(default_factory=dict)
     ports: Mapping[str, int] = field(default_factory=dict)
+    hosts: Mapping[Role, str] = field(default_factory=dict)
     roles: dict[Role, RoleProcess] = field(default_factory=dict)
 
     def __enter__(self) -> Group:
@@ -238,7 +241,9 @@ class Group:
     def start(self, *roles: Role) -> None:
         """Start these roles (default: FFN, then Attention)."""
         for role in roles or (Role.FFN, Role.ATTENTION):
-            extra = {"program": self.programs[role]} if role in self.programs else {}
+            extra: dict[str, Any] = {"program": self.programs[role]} if role in self.programs else {}
+            if role in self.hosts:
+                extra["host"] = self.hosts[role]
             self.roles[role] = RoleProcess(
                 role,
                 self.layout,

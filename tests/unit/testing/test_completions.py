@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from afd.errors import PeerLostError
-from afd.testing.completions import Answer, Question, ask_all
+from afd.testing.completions import Answer, Question, ask, ask_all
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -179,3 +179,27 @@ def test_no_more_questions_are_open_than_allowed_and_answers_keep_their_order() 
     assert [answer.name for answer in found] == ["0", "1", "2", "3", "4"]
     assert [answer.tokens for answer in found] == [[0], [1], [2], [3], [4]]
     assert most == 2
+
+
+def test_what_has_arrived_of_a_stream_that_breaks_off_is_in_the_answer_that_was_given() -> None:
+    answer = Answer("q")
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, {"choices": [choice(1, 2, finish=None)]}, done=False)
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/completions", handler)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            async with aiohttp.ClientSession() as session:
+                url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+                await ask(session, url, "m", Question("q", "hello", stream=True), answer)
+        finally:
+            await runner.cleanup()
+
+    with pytest.raises(PeerLostError, match="in the middle of a stream, after 2 tokens"):
+        asyncio.run(asyncio.wait_for(run(), 30))
+    assert answer.tokens == [1, 2]
