@@ -56,7 +56,7 @@ class _RankProcess(RankProcess):
             raise ValueError("the weights of layer 2 are broken")
 
     def server(self, link: FFNLink) -> FFNServer:
-        return _Server(self._layers, link, self._forward_context, self.counters)
+        return _Server(self._layers, link, self._forward_context, self.counters, self._rows)
 
 
 def ffn(argv: Sequence[str]) -> None:
