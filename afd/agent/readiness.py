@@ -21,6 +21,8 @@ PORT_S = 2.0
 POLL_S = 0.05
 REPLICA_HEADER = "X-data-parallel-rank"
 """vLLM's header that says which data-parallel replica serves a request."""
+FIRST_WORD_S = 1.0
+"""How much longer than a step a request may take: a rank that waits in vain for another one has the first word."""
 HEALTH_S = 5.0
 """How often the API server is asked for its health while it serves."""
 
@@ -87,7 +89,7 @@ async def warm_up(plan: RolePlan) -> None:
 
     Raises RoleFailedError, which names the first rank of a replica that gave no token.
     """
-    timeout = aiohttp.ClientTimeout(total=plan.config.timeouts.step_s)
+    timeout = aiohttp.ClientTimeout(total=_answer_s(plan))
     headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
         asking = [_ask(session, plan, number, rank) for number, rank in enumerate(plan.replicas)]
@@ -109,5 +111,12 @@ async def _ask(session: aiohttp.ClientSession, plan: RolePlan, number: int, rank
                 text = (await response.text())[:300]
                 raise RoleFailedError(f"{what} was answered {response.status}: {text}", str(rank))
             await response.read()
-    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+    except asyncio.TimeoutError:
+        text = f"{what} was not answered within {_answer_s(plan):g} s"
+        raise RoleFailedError(text, str(rank)) from None
+    except aiohttp.ClientError as error:
         raise RoleFailedError(f"{what} failed: {error!r}", str(rank)) from error
+
+
+def _answer_s(plan: RolePlan) -> float:
+    return plan.config.timeouts.step_s + FIRST_WORD_S

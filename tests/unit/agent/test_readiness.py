@@ -105,3 +105,29 @@ def test_a_replica_that_does_not_answer_is_named_by_its_first_rank(checkpoint: P
         asyncio.run(warmed(replicated(checkpoint, 2, 1), broken="1"))
     assert info.value.rank == "A1"
     assert str(Cause.of(info.value, "A0")).startswith("A1: the warm-up request to A1")
+
+
+@pytest.mark.parametrize(("late_s", "answered"), [(STEP_S * 1.2, True), (60.0, False)])
+def test_a_first_request_is_given_up_only_after_a_rank_that_waits_in_vain_had_its_say(
+    plan: RolePlan, late_s: float, answered: bool
+) -> None:
+    async def complete(request: web.Request) -> web.Response:
+        await asyncio.sleep(late_s)
+        return web.json_response({})
+
+    async def warm_up() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/completions", complete)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", plan.api_port).start()
+        try:
+            await asyncio.wait_for(readiness.warm_up(plan), 20.0)
+        finally:
+            await runner.cleanup()
+
+    if answered:
+        asyncio.run(warm_up())
+        return
+    with pytest.raises(RoleFailedError, match="the warm-up request was not answered within 2 s"):
+        asyncio.run(warm_up())
