@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from afd.agent.launcher import describe_exit
+
 LONGEST = 400
 """Characters of the answer."""
 
@@ -17,21 +19,36 @@ _PROCESS = re.compile(r"^\((?P<process>[A-Za-z]+)[^)]*\) ")
 _LOGGED = re.compile(r"^(?:ERROR|CRITICAL) \S+ \S+ \[\S+\] ?")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*)?$")
 _BELOW = ("EngineCore", "Worker")
+_DIED = re.compile(r"Failed core proc\(s\): \{'(?P<name>\w+)': (?P<code>-\d+)")
+"""What vLLM's API server says when an engine was killed while it started, which says nothing itself."""
+_HELPER = "resource_tracker: "
+"""In warnings of Python's own helper, which speaks when the process has ended."""
 
 
 def last_words(tail: Sequence[str]) -> str:
-    """One line: the first exception of a process below, or else the last line. "" when nothing was said.
+    """One line: the first exception of a process below, or else that one was killed, in vLLM's words, or the last line.
+    "" when nothing was said.
 
     ``tail`` are the last lines of output of a process and all below it.
     """
+    if below := exception_below(tail):
+        return below
+    said = [without_name(line).strip() for line in tail if line.strip()]
+    for line in said:
+        if died := _DIED.search(line):
+            return f"{died['name']} {describe_exit(int(died['code']))}"
+    return next((line for line in reversed(said) if _HELPER not in line), "")[:LONGEST]
+
+
+def exception_below(tail: Sequence[str]) -> str:
+    """The first exception of a process below the one with this output; "" when there was none."""
     for line in tail:
         process = _PROCESS.match(line)
         if process is not None and process["process"].startswith(_BELOW):
             text = _LOGGED.sub("", line[process.end() :])
             if _EXCEPTION.match(text):
                 return text[:LONGEST]
-    last = next((line for line in reversed(tail) if line.strip()), "")
-    return without_name(last).strip()[:LONGEST]
+    return ""
 
 
 def without_name(line: str) -> str:

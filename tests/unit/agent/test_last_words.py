@@ -41,6 +41,19 @@ SERVER = "(APIServer pid=519) "
         ),
         ([ENGINE + "INFO 11-30 00:43:59 [core.py:12] no Error: here", "the end"], "the end"),
         (["x" * 1000], "x" * LONGEST),
+        (
+            [
+                SERVER + "RuntimeError: Engine core initialization failed. See root cause above. "
+                "Failed core proc(s): {'EngineCore_DP1': -7}",
+                "/lib/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked objects",
+                "  warnings.warn('resource_tracker: There appear to be %d '",
+            ],
+            "EngineCore_DP1 was killed by SIGBUS (a full /dev/shm does that; see afd doctor)",
+        ),
+        (
+            ["ValueError: too large", "  warnings.warn('resource_tracker: There appear to be %d '"],
+            "ValueError: too large",
+        ),
     ],
     ids=[
         "nothing",
@@ -51,6 +64,8 @@ SERVER = "(APIServer pid=519) "
         "worker-first",
         "no-exception",
         "long",
+        "engine-killed-early",
+        "helper-last",
     ],
 )
 def test_the_first_exception_below_is_told_or_else_the_last_line(tail: list[str], words: str) -> None:
