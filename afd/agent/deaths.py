@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import psutil
 from afd.agent.launcher import describe_exit
 from afd.agent.leftovers import runs
 
-_OURS = ("VLLM::", "afd::")
+_VLLM = "VLLM::"
+_OURS = (_VLLM, "afd::")
 """How the processes of a role call themselves. Compilers and such come and go, and may fail."""
 
 
@@ -28,6 +30,18 @@ class Death:
     pid: int
     name: str
     code: int | None
+    lasting: bool = False
+    """Whether it was seen under this name before: a process that is forked to run another program has its parent's."""
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether one that should last has ended, and its parent took its exit code along."""
+        return self.code is None and self.lasting and self.name.startswith(_VLLM)
+
+    @property
+    def violent(self) -> bool:
+        """Whether it was killed or crashed, and not just told to end by its parent: it has no last words."""
+        return self.code is not None and self.code < 0 and -self.code not in (signal.SIGTERM, signal.SIGINT)
 
     def __str__(self) -> str:
         return f"{self.name} {'was killed or crashed' if self.code is None else describe_exit(self.code)}"
@@ -38,6 +52,7 @@ class _Watched:
     process: psutil.Process
     name: str
     parent: int
+    lasting: bool
 
 
 class Deaths:
@@ -63,7 +78,9 @@ class Deaths:
                 return
             self._descriptors[process] = descriptor
             asyncio.get_running_loop().add_reader(descriptor, self._on_end, process)
-        self._watched[process.pid] = _Watched(process, name, parent)
+        before = self._watched.get(process.pid)
+        lasting = before is not None and (before.process, before.name) == (process, name)
+        self._watched[process.pid] = _Watched(process, name, parent, lasting)
 
     def is_below(self, pid: int, above: int) -> bool:
         """Whether process ``pid`` was forked from ``above``, or from one that was, as far as both were watched."""
@@ -78,8 +95,8 @@ class Deaths:
         """The first that was no success."""
         return self._first
 
-    async def wait(self, timeout_s: float) -> Death | None:
-        """The first that was no success; waits for it at most ``timeout_s``."""
+    async def wait(self, timeout_s: float | None) -> Death | None:
+        """The first that was no success; waits for it at most ``timeout_s``, or for ever."""
         try:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         except asyncio.TimeoutError:
@@ -94,7 +111,8 @@ class Deaths:
         self._forget(process)
         code = _exit_code(process.pid)
         if code != 0 and self._first is None:
-            self._first = self._topmost(Death(process.pid, self._watched[process.pid].name, code))
+            watched = self._watched[process.pid]
+            self._first = self._topmost(Death(process.pid, watched.name, code, watched.lasting))
             self._changed.set()
 
     def _topmost(self, death: Death) -> Death:

@@ -16,7 +16,7 @@ from afd.agent import readiness
 from afd.agent.fetch import fetch
 from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
-from afd.agent.processes import Processes
+from afd.agent.processes import EXIT_STATUS_S, KILL_S, Processes
 from afd.agent.progress import Progress
 from afd.agent.stall import StallWatch, first_failure
 from afd.agent.status import AgentStatus
@@ -32,6 +32,8 @@ from afd.topology import Rank, Role
 
 log = logging.getLogger(__name__)
 
+ACCOUNT_S = KILL_S + 0.1
+"""How long the account of a process that has ended may take. Its agent looks for a kill behind it, first."""
 READY_S = 10.0
 """How long the other role may take to say that it is ready when this one has used up its time to load."""
 
@@ -86,7 +88,7 @@ class Epoch:
             control,
             on_report=self._on_report,
             on_death=processes.explain,
-            on_claim=processes.account,
+            on_failure=processes.behind,
             stopping=self._leaving,
             on_attach=processes.attached,
             address=self._hub_address,
@@ -102,7 +104,7 @@ class Epoch:
                 ends: list[asyncio.Future[Any]] = [starting, stopping, aborting, self._left]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done() and not starting.cancelled() and starting.exception() is not None:
-                    await self._blame(control, starting.exception())
+                    await self._blame(control, processes, starting.exception())
                 if not aborted.is_set() and not self._stop.asked.is_set():
                     await self._serve(control, processes, stopping, aborting)
                 if aborted.is_set():
@@ -197,13 +199,19 @@ class Epoch:
 
     async def _watch(self, control: Control, processes: Processes) -> None:
         """A process of the role that ends is the end of the epoch, unless the role is stopping."""
-        child = await processes.first_exit()
-        if self._expected_exit(child):
-            return
-        # Give the process's own account (sent over the hub) the first word.
-        await asyncio.sleep(0.1)
-        if control.abort.cause is None:
-            await control.fail(processes.exit_cause(child))
+        exiting = asyncio.ensure_future(processes.first_exit())
+        killing = asyncio.ensure_future(processes.first_killed())
+        try:
+            await asyncio.wait({exiting, killing}, return_when=asyncio.FIRST_COMPLETED)
+            child = exiting.result() if exiting.done() else None
+            if self._leaving() if child is None else self._expected_exit(child):
+                return
+            # Give the process's own account (sent over the hub) the first word.
+            await asyncio.sleep(ACCOUNT_S)
+            if control.abort.cause is None:
+                await control.fail(killing.result() if child is None else processes.exit_cause(child))
+        finally:
+            exiting.cancel(), killing.cancel()
 
     async def _watch_steps(self, control: Control, processes: Processes) -> None:
         """Requests in flight for which nothing is computed end the epoch, and so does a server that is stuck."""
@@ -263,11 +271,13 @@ class Epoch:
         rest = await hub.until_resting(self._plan.ranks, self._plan.config.timeouts.grace_s)
         return rest and processes.rest(control.epoch)
 
-    async def _blame(self, control: Control, error: BaseException | None) -> None:
-        """The start failed: everybody hears why."""
+    async def _blame(self, control: Control, processes: Processes, error: BaseException | None) -> None:
+        """The start failed: everybody hears why. That of a process that was killed is no error of the request by which
+        that was noticed."""
         if error is None or control.abort.cause is not None:
             return
-        await control.fail(Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name))
+        cause = Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name)
+        await control.fail(await processes.killed(EXIT_STATUS_S) or cause)
         if not isinstance(error, AFDError):
             raise error
 

@@ -22,7 +22,7 @@ from afd.agent.cores import room_for_a_second_thread
 from afd.agent.deaths import Deaths
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
-from afd.agent.last_words import last_words, without_name
+from afd.agent.last_words import exception_below, last_words, without_name
 from afd.agent.launch_protocol import ERROR
 from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit
 from afd.agent.leftovers import Leftovers
@@ -47,6 +47,10 @@ _RANK = "rank "
 """How the name of an FFN rank's process begins, in the agent's log."""
 TOLD = 200
 """Characters by which the words of a process are recognised: a cause may be cut off somewhere."""
+KILL_S = 0.2
+"""How much later than its effects a kill may be heard of: the kernel closes the connections of a process first."""
+UNEXPLAINED_S = 1.0
+"""How long a process whose child has ended may take to end as well, before it is no longer waited for."""
 EXIT_STATUS_S = 0.2
 """How long the exit status of a process that is gone may take to arrive from the launcher."""
 
@@ -202,6 +206,44 @@ class Processes:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
+    async def first_killed(self) -> Cause:
+        """Wait until a process of the role is killed or crashes while all others are well, if ever. Whoever forked it
+        may take seconds to say so, and nobody else needs to miss it."""
+        if (cause := await self.killed(None)) is not None:
+            return cause
+        death = self._deaths.first
+        if death is not None and death.unexplained:
+            # Whoever took its exit code along may be about to end, with words that say more.
+            await asyncio.wait(
+                [child.exited for child in self._children],
+                timeout=UNEXPLAINED_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not any(child.exited.done() for child in self._children):
+                said = exception_below([line for child in self._children for line in child.tail])
+                words = f"; its last words: {said}" if said else ""
+                return await self._end_of(death.pid, f"{death}{words}")
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def killed(self, timeout_s: float | None) -> Cause | None:
+        """The same, when it has happened or happens within ``timeout_s``; None when it does not, or when the first that
+        ended did so by itself."""
+        death = await self._deaths.wait(timeout_s)
+        return await self._end_of(death.pid, str(death)) if death is not None and death.violent else None
+
+    async def behind(self, cause: Cause) -> Cause:
+        """What is behind the failure that a process reports: what it met may be the end of another one, that was
+        killed. Also when nobody knows any more how that one ended, unless it is the one that reports."""
+        if cause.hearsay or cause.kind in ("ConfigError", "MismatchError"):
+            return cause
+        death = await self._deaths.wait(KILL_S)
+        if death is None or not (
+            death.violent or (death.code is None and self._rank(death.pid) != cause.rank)
+        ):
+            return cause
+        return await self._end_of(death.pid, str(death))
+
     async def failure(self, lost: Process | None) -> Cause | None:
         """What the role lost so far: a child that failed, or else ``lost``. None when neither is there."""
         for child in self._children:
@@ -212,38 +254,27 @@ class Processes:
     async def explain(self, process: Process) -> Cause:
         """Why an attached process closed its connection without a goodbye: the process of the tree that ended first."""
         death = await self._deaths.wait(EXIT_STATUS_S)
-        pid = process.pid if death is None else death.pid
-        if (cause := await self._end_of_child(pid)) is not None:
-            return cause
+        if death is not None:
+            return await self._end_of(death.pid, str(death))
+        return await self._end_of(
+            process.pid, f"{self._leftovers.name(process.pid)} was killed or crashed", process.rank
+        )
+
+    async def _end_of(self, pid: int, text: str, otherwise: Rank | None = None) -> Cause:
+        """The cause that the end of process ``pid`` is: ``text``, unless the agent started it or what it hangs on. The
+        rank is ``otherwise`` when the process is none."""
+        child = next((child for child in self._children if child.pid == pid), None)
+        if child is not None:
+            await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
+            if child.exited.done():
+                return self.exit_cause(child)
         # A child that was killed takes those below it along, and its status may arrive after theirs.
         await asyncio.wait([child.exited for child in self._children], timeout=EXIT_STATUS_S / 4)
         for child in self._children:
             if child.exited.done() and child.exited.result() < 0:
                 return self.exit_cause(child)
-        text = str(death or f"{self._leftovers.name(pid)} was killed or crashed")
-        rank = str(process.rank) if process.rank is not None and death is None else self._rank(pid)
+        rank = str(otherwise) if otherwise is not None and pid not in self._ranks else self._rank(pid)
         return Cause("RoleFailedError", text, rank=rank, host=self._plan.hello.host.name)
-
-    async def account(self, claim: Cause) -> Cause:
-        """The cause of what a rank claims. One of several may only have seen that a process beside it was killed, and
-        does not know: then that is the cause."""
-        if len(self._plan.ranks) == 1 or claim.hearsay or claim.kind in ("ConfigError", "MismatchError"):
-            return claim
-        death = await self._deaths.wait(EXIT_STATUS_S)
-        # One that ends by itself has said why, and that is a claim, too.
-        if death is None or (death.code or 0) > 0 or self._rank(death.pid) == claim.rank:
-            return claim
-        host, rank = self._plan.hello.host.name, self._rank(death.pid)
-        cause = await self._end_of_child(death.pid)
-        return cause or Cause("RoleFailedError", str(death), rank=rank, host=host)
-
-    async def _end_of_child(self, pid: int) -> Cause | None:
-        """The cause that the end of ``pid`` is, when the agent started it. Its exit status is on the way."""
-        child = next((child for child in self._children if child.pid == pid), None)
-        if child is None:
-            return None
-        await asyncio.wait([child.exited], timeout=EXIT_STATUS_S)
-        return self.exit_cause(child) if child.exited.done() else None
 
     def exit_cause(self, child: Child) -> Cause:
         """The cause that the end of a process is, with the last thing it said when it left by itself. When one below it

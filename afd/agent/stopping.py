@@ -12,6 +12,7 @@ from typing import Any
 
 from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
+from afd.control.abort import Cause
 from afd.control.group import Control
 from afd.control.hub import LocalHub
 from afd.errors import RoleFailedError
@@ -129,11 +130,17 @@ class Stopping:
         drain_s, began, broken = self.plan.drain_s, time.monotonic(), processes.broken
         ending = asyncio.create_task(processes.terminate(drain_s))
         cut = asyncio.create_task(hub.lost.wait())  # vLLM kills its engine when its own time is up
-        ends: list[asyncio.Future[Any]] = [ending, cut, self.aborting, self.left]
+        killing = asyncio.create_task(self._killed_before(began + self.plan.answer_s))
+        ends: list[asyncio.Future[Any]] = [ending, cut, killing, self.aborting, self.left]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         early = time.monotonic() < began + self.plan.answer_s and not self.stop.hurried.is_set()
-        if early and processes.inflight and (cause := await processes.failure(hub.lost_process)) is not None:
+        if killing.done():
+            await self.control.fail(killing.result())
+        elif (
+            early and processes.inflight and (cause := await processes.failure(hub.lost_process)) is not None
+        ):
             await self.control.fail(cause)  # it was not vLLM, whose time is not up
+        killing.cancel()
         if not ending.done():
             await processes.settle_requests(SETTLE_S)
         ending.cancel(), cut.cancel()
@@ -143,6 +150,13 @@ class Stopping:
         if self.left.done():
             return f"FFN left before requests in flight were answered: {self.left.result()}"
         return ""
+
+    async def _killed_before(self, end: float) -> Cause:
+        """Wait until a process is killed while requests need it, and vLLM's own time, until ``end``, is not up."""
+        cause = await self.processes.first_killed()
+        if not self.processes.inflight or time.monotonic() > end or self.stop.hurried.is_set():
+            await asyncio.Event().wait()
+        return cause
 
 
 async def until_a_peer_stops(control: Control, stop: Stop) -> None:

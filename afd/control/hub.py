@@ -57,7 +57,7 @@ class Process:
 
 
 OnDeath = Callable[[Process], Awaitable[Cause]]
-OnClaim = Callable[[Cause], Awaitable[Cause]]
+OnFailure = Callable[[Cause], Awaitable[Cause]]
 Stopping = Callable[[], bool]
 OnAttach = Callable[[Process], None]
 OnReport = Callable[[Process, Mapping[str, float], "str | None"], None]
@@ -71,16 +71,17 @@ class LocalHub:
         control: Control,
         on_report: OnReport | None,
         on_death: OnDeath | None,
+        on_failure: OnFailure | None,
         stopping: Stopping,
-        on_claim: OnClaim | None,
         on_attach: OnAttach | None,
         address: str | None,
     ) -> None:
         self._control = control
-        self._on_attach, self._on_claim = on_attach, on_claim
+        self._on_attach = on_attach
         self._on_report = on_report
         self._stopping = stopping
         self._on_death = on_death or self._describe_death
+        self._on_failure = on_failure
         self._links: dict[Process, Link] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -234,14 +235,11 @@ class LocalHub:
             if message.cause.hearsay and self._stopping():
                 log.info("%s saw the end of a peer that stops: %s", process, message.cause)
             else:
-                self._background(self._claim(message.cause))
+                self._background(self._fail(message.cause))
         elif isinstance(message, Offer):
             self._offer(process, link, message)
         else:
             raise MisuseError(f"{process} sent {type(message).__name__}")
-
-    async def _claim(self, cause: Cause) -> None:
-        await self._control.fail(cause if self._on_claim is None else await self._on_claim(cause))
 
     def _offer(self, process: Process, link: Link, offer: Offer) -> None:
         self._offered.add(process)
@@ -262,6 +260,9 @@ class LocalHub:
         future.add_done_callback(deliver)
 
     # ---- failures ----------------------------------------------------------------------------------------
+
+    async def _fail(self, cause: Cause) -> None:
+        await self._control.fail(cause if self._on_failure is None else await self._on_failure(cause))
 
     @property
     def _first(self) -> Rank:
@@ -294,8 +295,8 @@ async def open_hub(
     *,
     on_report: OnReport | None = None,
     on_death: OnDeath | None = None,
+    on_failure: OnFailure | None = None,
     stopping: Stopping = lambda: False,
-    on_claim: OnClaim | None = None,
     on_attach: OnAttach | None = None,
     address: str | None = None,
 ) -> AsyncIterator[LocalHub]:
@@ -303,10 +304,10 @@ async def open_hub(
 
     ``on_attach`` hears of each process that attaches, ``on_report`` receives counters and states. When a process ends
     without a goodbye the epoch fails with the cause that ``on_death`` gives (it may wait a moment for an exit status),
-    or with one that names rank and pid; when a process claims a cause, with what ``on_claim`` makes of it. While
-    ``stopping`` says yes, neither such an end nor what a process sees of a peer's end is a failure.
+    or with one that names rank and pid. When one reports a failure, ``on_failure`` may know of a cause behind it. While
+    ``stopping`` says yes, neither that nor what a process sees of a peer's end is a failure.
     """
-    hub = LocalHub(control, on_report, on_death, stopping, on_claim, on_attach, address)
+    hub = LocalHub(control, on_report, on_death, on_failure, stopping, on_attach, address)
     await hub.start()
     try:
         yield hub

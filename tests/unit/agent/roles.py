@@ -15,7 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+from setproctitle import setproctitle
+
 from afd import config as afd_config
+from afd.agent.launch_protocol import die_with_parent
 from afd.agent.plan import plan_role
 from afd.cli.main import _fail
 from afd.cli.serve import serve
@@ -83,12 +86,15 @@ def ffn_rank_that_breaks(argv: Sequence[str]) -> None:
 
 class _Api(BaseHTTPRequestHandler):
     status = 200
+    engine: int | None = None
 
     def do_GET(self) -> None:
         self._answer(200)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if self.engine is not None:
+            os.kill(self.engine, signal.SIGKILL)
         self._answer(self.status)
 
     def _answer(self, status: int) -> None:
@@ -123,6 +129,30 @@ class _ApiWithoutReplica1(_Api):
 
 def api_server_without_replica_1(argv: Sequence[str]) -> None:
     api_server(argv, handler=_ApiWithoutReplica1)
+
+
+def api_server_whose_engine_is_killed(argv: Sequence[str]) -> None:
+    """By the first request, which is then answered with an error; the server itself goes on."""
+    _Api.engine = _forked("VLLM::EngineCore")
+    time.sleep(1.0)  # until its agent has seen it
+    api_server_without_an_engine(argv)
+
+
+def api_server_with_a_coordinator(argv: Sequence[str]) -> None:
+    """A process that nobody asks for anything, and that the server does not miss."""
+    _forked("VLLM::DPCoordinator")
+    api_server(argv)
+
+
+def _forked(name: str) -> int:
+    """The process id of a child that waits."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(parent)
+        setproctitle(name)
+        time.sleep(120)
+    return pid
 
 
 def api_server_that_ends(argv: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
 
 import psutil
@@ -27,6 +28,17 @@ if child == 0:
 os.waitpid(child, 0)
 time.sleep(0.05)
 os._exit(3)
+"""
+
+# A parent that waits for its child and goes on.
+REAPER = """
+import os, time
+child = os.fork()
+if child == 0:
+    print("ready", flush=True)
+    time.sleep(600)
+os.waitpid(child, 0)
+time.sleep(600)
 """
 
 Family = tuple[psutil.Process, psutil.Process]
@@ -99,3 +111,36 @@ def test_a_process_with_another_title_and_one_that_is_gone_are_not_watched(famil
         return found
 
     assert asyncio.run(run()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "looks", "unexplained"),
+    [
+        ("VLLM::child", 2, True),
+        ("VLLM::child", 1, False),
+        ("afd::child", 2, False),
+    ],
+)
+def test_one_that_lasted_and_whose_exit_code_is_gone_is_unexplained(
+    name: str, looks: int, unexplained: bool
+) -> None:
+    """A process that was just forked to run another program has its parent's name, and may end as it likes."""
+
+    async def run(child: psutil.Process, parent: int) -> Death | None:
+        deaths = Deaths()
+        for _ in range(looks):
+            deaths.watch(child, name, parent)
+        child.kill()
+        time.sleep(0.5)  # the parent is faster than this event loop
+        found = await deaths.wait(5)
+        deaths.close()
+        return found
+
+    with subprocess.Popen([sys.executable, "-c", REAPER], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        (child,) = psutil.Process(running.pid).children()
+        found = asyncio.run(run(child, running.pid))
+        running.kill()
+    assert found is not None and found.code is None and not found.violent
+    assert found.unexplained is unexplained

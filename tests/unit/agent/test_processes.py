@@ -148,6 +148,41 @@ def test_a_killed_process_below_the_first_one_is_named_by_its_title(run: Run) ->
     run("family", work, Role.ATTENTION)
 
 
+def test_a_process_that_was_killed_is_missed_at_once_and_one_that_was_told_to_end_is_not(run: Run) -> None:
+    def children(pid: int) -> list[int]:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def ended(processes: Processes, number: int) -> tuple[int, Cause | None]:
+        await said(processes, "grandchild")
+        await processes.look()
+        (child,) = children(processes.children[0].pid)
+        waiting = asyncio.ensure_future(processes.first_killed())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        os.kill(child, number)
+        await asyncio.to_thread(wait_until, lambda: gone(child), "the child is gone")
+        found = await processes.killed(0.2)
+        assert waiting.done() is (found is not None)
+        waiting.cancel()
+        return child, found
+
+    async def killed(processes: Processes) -> None:
+        effect = Cause("RoleFailedError", "RuntimeError('Connection reset by peer')", rank="A0")
+        hearsay = Cause("PeerLostError", "it closed its connection", rank="F0", hearsay=True)
+        assert await processes.behind(effect) == effect
+        child, cause = await ended(processes, signal.SIGKILL)
+        assert (await processes.behind(effect), await processes.behind(hearsay)) == (cause, hearsay)
+        assert cause is not None and (cause.kind, cause.rank) == ("RoleFailedError", "A0")
+        assert cause.message.endswith(f"(process {child}) was killed by SIGKILL")
+
+    async def told(processes: Processes) -> None:
+        _, cause = await ended(processes, signal.SIGTERM)
+        assert cause is None
+
+    run("family", killed, Role.ATTENTION)
+    run("family", told, Role.ATTENTION)
+
+
 def test_a_lost_connection_of_the_first_process_is_explained_by_its_exit(run: Run) -> None:
     async def work(processes: Processes) -> None:
         root = processes.children[0]
@@ -180,13 +215,13 @@ def test_what_a_rank_claims_is_replaced_by_the_kill_of_a_process_beside_it(
             await said(processes, "waiting", 0)
             await said(processes, "waiting", 1)
             await processes.look()
-            assert await processes.account(seen) == seen  # nobody was killed
+            assert await processes.behind(seen) == seen  # nobody was killed
             killed = processes.children[1]
             os.kill(killed.pid, signal.SIGKILL)
-            cause = await processes.account(seen)
+            cause = await processes.behind(seen)
             assert str(cause) == f"F1: the rank F1 (process {killed.pid}) was killed by SIGKILL"
             hearsay = replace(seen, hearsay=True)
-            assert await processes.account(hearsay) == hearsay
+            assert await processes.behind(hearsay) == hearsay
         finally:
             await processes.end("")
 

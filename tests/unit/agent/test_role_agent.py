@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
+from afd.agent.leftovers import title
 from afd.testing.free_ports import free_port
 from tests.unit.agent.hub import hub
 from tests.unit.agent.roles import SETTINGS
@@ -197,6 +198,12 @@ def test_either_role_may_come_first_and_says_whom_it_waits_for(roles: Roles, fir
             {"ffn": 70, "attention": 71},
             "the warm-up request was answered 500",
         ),
+        (
+            "attention",
+            "api_server_whose_engine_is_killed",
+            {"ffn": 70, "attention": 71},
+            "A0: VLLM::EngineCore (process ",
+        ),
         ("attention", "no_such_function", {"ffn": 70, "attention": 71}, "KeyError: 'no_such_function'"),
     ],
 )
@@ -238,6 +245,22 @@ def test_a_role_that_was_told_nonsense_says_so_once_and_ends_with_64(roles: Role
     assert roles.ended("ffn") == (70, "A0: vLLM's arguments: --port: nonsense")
     for role in GOOD:
         assert roles.text(role).count("afd: error: ") == 1
+
+
+def test_a_process_that_is_killed_is_missed_by_its_agent_though_its_parent_goes_on(roles: Roles) -> None:
+    roles.both(attention="api_server_with_a_coordinator")
+    roles.ready()
+    (server,) = roles.processes("attention")
+    (victim,) = server.children()
+    assert title(victim) == "VLLM::DPCoordinator"
+    killed = time.monotonic()
+    victim.kill()
+    for role, code in (("attention", 71), ("ffn", 70)):
+        assert roles.ended(role) == (
+            code,
+            f"A0: VLLM::DPCoordinator (process {victim.pid}) was killed by SIGKILL",
+        )
+    assert time.monotonic() - killed < 5
 
 
 def test_a_killed_agent_takes_its_processes_along_and_is_a_lost_peer(roles: Roles) -> None:
