@@ -9,7 +9,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup smoke serve test test-rules test-unit test-contract test-wheel test-pairwise test-system \
-	lint lint-check lint-format lint-types format bench docs clean
+	lint lint-check lint-format lint-types format chaos bench docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,11 +59,14 @@ format: setup ## Format the sources and fix what can be fixed safely
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
+chaos: setup ## Faults on purpose in real groups, resumable, about an hour; writes tests/records/chaos (ARGS="--help")
+	@$(BIN)/python -m tests.chaos --complete --pairwise --records tests/records $(ARGS)
+
 bench: setup ## Measure round trips of the transports, as ratios in one run (ARGS="--help")
 	@$(BIN)/python benchmarks/transport.py $(ARGS)
 
 docs: setup ## Write the pages that are generated from code (a test compares them)
-	@$(BIN)/python scripts/render_docs.py
+	@$(BIN)/python -m scripts.render_docs
 
 clean: ## Remove everything these targets made, .venv included
 	rm -rf .venv .venv.old-* build dist tmp *.egg-info packages/*/build packages/*/*.egg-info

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of ``docs/`` that come from code (``make docs``). A test in tests/rules compares them."""
+"""Writes the pages of ``docs/`` that come from code (``make docs``). A test in tests/rules compares them.
+
+Run it as a module of the checkout: the page about faults comes from the tests that cause them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from afd import pins, support, toml_data
 from afd.config import reference
 from afd.rebind import HOOKS
 from afd.support import records
+from tests.chaos import page as chaos_page
+from tests.chaos import results as chaos_results
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -27,6 +32,8 @@ def pages() -> dict[str, str]:
     return {
         "configuration.md": NOTE.format("afd/config/schema.py") + reference.render(),
         "failure-modes.md": NOTE.format("tests/failures.toml") + failure_modes(load_failures()),
+        "faults.md": NOTE.format("tests/chaos and tests/records/chaos")
+        + chaos_page.render(chaos_results.evidence(chaos_results.read_records(RECORDS), ROOT)),
         "hooks.md": hooks(),
         "record.schema.json": json.dumps(schema, indent=2, sort_keys=True) + "\n",
         "support-matrix.md": NOTE.format("afd/support/tables.py and tests/records")
