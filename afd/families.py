@@ -76,11 +76,15 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+def find_family(architecture: str) -> Family | None:
+    """The row of an architecture name from ``config.json``, if there is one."""
+    return next((family for family in FAMILIES if architecture in family.architectures), None)
+
+
 def family_of(architecture: str) -> Family:
     """The row of an architecture name from ``config.json``. Raises UnsupportedError naming those that exist."""
-    for family in FAMILIES:
-        if architecture in family.architectures:
-            return family
+    if (found := find_family(architecture)) is not None:
+        return found
     known = " or ".join(
         sorted(name for family in FAMILIES if not family.needs_ascend for name in family.architectures)
     )

@@ -55,6 +55,16 @@ def check_length(arguments: VllmArguments, directory: Path, environment: Mapping
         )
 
 
+def kinds(config: Mapping[str, Any]) -> list[str]:
+    """Names of the support matrix's features that a model with this ``config.json`` needs."""
+    found = []
+    if any(isinstance(config.get(f"{sense}_config"), dict) for sense in ("vision", "audio", "video")):
+        found.append("multimodal")
+    if config.get("is_encoder_decoder"):
+        found.append("encoder_decoder")
+    return found
+
+
 def _length(text: str) -> int | None:
     """The number in vLLM's spelling, such as 4096, 4k or 4K; None when there is none to judge."""
     found = _LENGTH.fullmatch(text.strip())

@@ -18,8 +18,8 @@ from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, kinds, to_json
 from afd.control.handshake import this_host
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Layout
-from afd.errors import ConfigError
-from afd.families import family_of
+from afd.errors import ConfigError, UnsupportedError
+from afd.families import family_of, find_family
 from afd.support import Combination
 from afd.topology import Rank, Role
 
@@ -106,8 +106,8 @@ def plan_role(
     vllm_policy.check(arguments)
     vllm_policy.check_variables(environment)
     installed = versions()
-    if installed["vllm"] == pins.load().vllm_version:  # another version has other flags
-        vllm_flags.check(arguments)
+    _check_vllm(installed["vllm"], pins.load().vllm_version)
+    vllm_flags.check(arguments)
     runner = runner_of(environment)
     dummy = arguments.get("--load-format", "auto") == "dummy"
     found = model_files.locate(
@@ -135,10 +135,10 @@ def plan_role(
     drain_s = max(config.timeouts.grace_s, answer_s + TEARDOWN_S)
     if role is Role.FFN:
         refuse_for_ffn(arguments)
-    support.check(combination(config, arguments, fingerprint, runner))
+    model_config = model_files.overridden(model_files.read_config(directory), overrides)
+    support.check(combination(config, arguments, fingerprint, runner, fit.kinds(model_config)))
     share = share_of(role, config, arguments)
     ranks = share.ranks
-    model_config = model_files.overridden(model_files.read_config(directory), overrides)
     split.check(model_config, config.topology, environment)
     fit.check_length(arguments, directory, environment)
     if not dummy and on_hub is None:
@@ -212,18 +212,23 @@ def plan_role(
 
 
 def combination(
-    config: AFDConfig, arguments: VllmArguments, fingerprint: Fingerprint, runner: str
+    config: AFDConfig,
+    arguments: VllmArguments,
+    fingerprint: Fingerprint,
+    runner: str,
+    features: Sequence[str],
 ) -> Combination:
-    """What the support matrix has to judge. Raises UnsupportedError for an architecture without a family."""
-    ubatches = max(vllm_policy.num_ubatches(arguments), config.ubatch.num_ubatches)
+    """What the support matrix has to judge. ``features`` are those that no argument of vLLM turned on."""
+    ubatches = vllm_policy.num_ubatches(arguments)
+    family = find_family(fingerprint.architecture)
     return Combination(
         platform="cpu",
         connector=config.connector,
         transport=config.transport,
         runner=runner,
-        family=family_of(fingerprint.architecture).name,
-        mode="graph" if arguments.enabled("--no-enforce-eager") else "eager",
-        num_ubatches=ubatches,
+        family=family.name if family is not None else fingerprint.architecture,
+        mode="graph" if vllm_policy.graphs(arguments) else "eager",
+        num_ubatches=ubatches if ubatches < 0 else max(ubatches, config.ubatch.num_ubatches),
         quantisation=fingerprint.quantisation,
         dtype=fingerprint.dtype,
         gate="attention" if config.compute_gate_on_attention else "ffn",
@@ -232,7 +237,7 @@ def combination(
         num_ffn=config.num_ffn_ranks,
         tp=size(arguments, TENSOR),
         on_loss=config.on_loss,
-        features=frozenset(vllm_policy.features(arguments)),
+        features=frozenset((*vllm_policy.features(arguments), *features)),
     )
 
 
@@ -247,6 +252,14 @@ def versions() -> dict[str, str]:
                 f"the distribution {distribution} is not installed in this environment; run `make setup`"
             ) from None
     return found
+
+
+def _check_vllm(installed: str, pinned: str) -> None:
+    if installed.partition("+")[0] != pinned:
+        row = support.FEATURES["other_vllm"]
+        raise UnsupportedError(
+            f"vLLM {installed} is installed, and this release runs with {pinned}: {row.reason}; {row.advice}"
+        )
 
 
 def _dtype(arguments: VllmArguments, checkpoint: str) -> str:

@@ -48,7 +48,7 @@ def _sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
     yield "experts", number("n_routed_experts", "num_experts", "num_local_experts")
     yield "attention heads, which vLLM counts in every group,", number("num_attention_heads")
-    if number("first_k_dense_replace") or config.get("mlp_only_layers"):
+    if number("first_k_dense_replace") or config.get("mlp_only_layers") or number("decoder_sparse_step") > 1:
         yield "columns of the dense layers", number("intermediate_size")
     if shared := number("n_shared_experts"):
         yield "columns of the shared expert", shared * number("moe_intermediate_size")

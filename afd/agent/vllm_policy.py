@@ -17,6 +17,7 @@ from afd.errors import ConfigError, UnsupportedError
 
 _MLA, _BIND = "VLLM_MLA_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"
 _CORES = re.compile(r"auto|nobind|[0-9 ,|{}-]*[0-9][0-9 ,|{}-]*")
+_NO_GRAPHS = ("None", "NONE", "0", "False", "[]")
 _LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -48,8 +49,17 @@ def features(arguments: VllmArguments) -> list[str]:
 
 
 def num_ubatches(arguments: VllmArguments) -> int:
-    """How many ubatches vLLM's own flags ask for: --enable-dbo means two, --ubatch-size says it."""
-    return max(2 if arguments.enabled("--enable-dbo") else 1, arguments.integer("--ubatch-size", 1))
+    """How many ubatches vLLM's own flags ask for: --enable-dbo means two, --ubatch-size says it (0 is none)."""
+    size = arguments.integer("--ubatch-size", 1)
+    return size if size < 0 else max(2 if arguments.enabled("--enable-dbo") else 1, size)
+
+
+def graphs(arguments: VllmArguments) -> bool:
+    """Whether vLLM's arguments ask for graphs, or say something about them."""
+    compilation = arguments.mapping("--compilation-config")
+    keys = [key for key in compilation if "cudagraph" in key and str(compilation[key]) not in _NO_GRAPHS]
+    flags = ("--no-enforce-eager", "--cudagraph-capture-sizes", "--max-cudagraph-capture-size")
+    return bool(keys) or any(arguments.enabled(flag) for flag in flags)
 
 
 def check(arguments: VllmArguments) -> None:

@@ -90,7 +90,8 @@ def command(
     MODEL is one of
       a local directory with config.json and safetensors files
       the id of a model on the Hugging Face hub
-      builtin:tiny-deepseek-v2, builtin:tiny-deepseek-v3 (random weights)
+      builtin:NAME, with random weights; NAME is tiny-deepseek-v2,
+        tiny-deepseek-v3, tiny-deepseek-v2-grouped or tiny-qwen3-moe
 
     The two roles may start in either order, minutes apart.
     """

@@ -82,7 +82,7 @@ def show(value: object) -> str:
 
 
 def _integer(what: str, low: int, high: int | None = None) -> Callable[[object], int]:
-    span = f"{low}-{high}" if high is not None else f"{low} or more"
+    span = f"only {low}" if low == high else f"{low}-{high}" if high is not None else f"{low} or more"
 
     def read(value: object) -> int:
         number: int | None = None
@@ -154,7 +154,9 @@ def count(what: str) -> Kind:
 
 def between(what: str, low: int, high: int) -> Kind:
     """A whole number from ``low`` to ``high``, both included."""
-    return Kind(f"integer, {low}-{high}", _integer(what, low, high))
+    return Kind(
+        f"integer, only {low}" if low == high else f"integer, {low}-{high}", _integer(what, low, high)
+    )
 
 
 def at_least(what: str, low: int) -> Kind:

@@ -9,9 +9,10 @@ says so.
 
 from afd.support.matrix import Combination, Status, check, combination_of, problem, status
 from afd.support.page import render
-from afd.support.tables import DIMENSIONS, FEATURES, Dimension, Feature, Value
+from afd.support.tables import CONFLICTS, DIMENSIONS, FEATURES, Dimension, Feature, Value
 
 __all__ = [
+    "CONFLICTS",
     "DIMENSIONS",
     "FEATURES",
     "Combination",

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from afd.config import CAMP2P
 from afd.errors import MisuseError, UnsupportedError
 from afd.support.records import Record
-from afd.support.tables import DIMENSIONS, FEATURES, LATER
+from afd.support.tables import CONFLICTS, DIMENSIONS, FEATURES, LATER, Dimension
 
 
 class Status(str, Enum):
@@ -75,19 +75,28 @@ def check(combination: Combination) -> None:
         raise UnsupportedError(found)
 
 
-def problem(combination: Combination) -> str:
-    """Why ``combination`` is not supported and what to do, everything in one line; empty when it is."""
-    return "; besides, ".join(_problems(combination))
+def problem(combination: Combination, dimensions: Iterable[Dimension] = DIMENSIONS) -> str:
+    """Why ``combination`` is not supported and what to do, everything in one line; empty when it is.
+
+    ``dimensions`` are those of another release.
+    """
+    return "; besides, ".join(_problems(combination, tuple(dimensions)))
 
 
-def _problems(combination: Combination) -> Iterator[str]:
+def _problems(combination: Combination, dimensions: Sequence[Dimension]) -> Iterator[str]:
     """All of them: whoever does what one says must not be refused for the next."""
     values = combination.values()
-    for dimension in DIMENSIONS:
+    fine = set()
+    for dimension in dimensions:
         name = values[dimension.name]
         value = dimension.find(name)
         if value.reason:
             yield _refusal(f"{dimension.name} {name}", value.reason, value.instead)
+        else:
+            fine.add((dimension.name, name))
+    for conflict in CONFLICTS:
+        if fine.issuperset(conflict.values):
+            yield _refusal(conflict.name, conflict.reason, conflict.instead)
     for feature_name in sorted(combination.features):
         if feature_name not in FEATURES:
             raise MisuseError(f"the support matrix has no feature {feature_name!r}")

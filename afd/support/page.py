@@ -8,7 +8,7 @@ from itertools import product
 
 from afd.support.matrix import Combination, Status, canonical, combination_of, status
 from afd.support.records import Record
-from afd.support.tables import DIMENSIONS, FEATURES, LAYOUTS, Dimension, Value
+from afd.support.tables import CONFLICTS, DIMENSIONS, FEATURES, LAYOUTS, Dimension, Value
 
 
 def render(records: Sequence[Record]) -> str:
@@ -54,6 +54,8 @@ def render(records: Sequence[Record]) -> str:
             if value.reason:
                 name = "any other" if value.name == "*" else value.name
                 lines.append(_row([dimension.name, name, dimension.setting, value.reason, value.instead]))
+    lines += ["", "## Values that do not go together", "", _row(["values", "reason", "instead"])]
+    lines += [_row(["---"] * 3), *(_row([c.name, c.reason, c.instead]) for c in CONFLICTS)]
     heads = ["feature", "turned on by", "reason", "instead", "where"]
     lines += ["", "## Unsupported features of vLLM", "", _row(heads), _row(["---"] * len(heads))]
     for feature in FEATURES.values():

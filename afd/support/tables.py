@@ -60,6 +60,21 @@ class Feature:
         return self.instead or f"leave out {self.flag}"
 
 
+@dataclass(frozen=True)
+class Conflict:
+    """Values of two dimensions that do not go together. It counts when each of them alone is supported."""
+
+    values: tuple[tuple[str, str], tuple[str, str]]
+    reason: str
+    instead: str
+
+    @property
+    def name(self) -> str:
+        """Both, as a refusal names them."""
+        (one, first), (other, second) = self.values
+        return f"{one} {first} with {other} {second}"
+
+
 LATER = "not built yet"
 _NPU = "use the platform cpu"
 _CAMP2P = (
@@ -123,7 +138,12 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--enforce-eager",
         (
             Value("eager"),
-            Value("*", LATER, "use --enforce-eager, without --no-enforce-eager"),
+            Value(
+                "*",
+                LATER,
+                "use --enforce-eager, without --no-enforce-eager, --cudagraph-capture-sizes, "
+                "--max-cudagraph-capture-size and keys of CUDA graphs in --compilation-config",
+            ),
         ),
     ),
     Dimension(
@@ -156,7 +176,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
         "--afd-compute-gate-on-attention",
         (
             Value("ffn"),
-            Value("attention", f"{CAMP2P} sends no routing", "leave out --afd-compute-gate-on-attention"),
+            Value("attention"),
         ),
     ),
     Dimension(
@@ -189,6 +209,24 @@ DIMENSIONS: tuple[Dimension, ...] = (
     ),
 )
 
+CONFLICTS: tuple[Conflict, ...] = (
+    Conflict(
+        (("gate", "attention"), ("connector", CAMP2P)),
+        "it sends no routing",
+        "leave out --afd-compute-gate-on-attention",
+    ),
+    Conflict(
+        (("gate", "ffn"), ("connector", CAM_ASYNC)),
+        "it sends rows to the experts that Attention has chosen",
+        "use --afd-compute-gate-on-attention",
+    ),
+    Conflict(
+        (("ubatches", "2"), ("connector", CAM_ASYNC)),
+        "it cuts only the experts' part of a step, which async_moe_ubatching in --afd-connector-extra-config turns on",
+        "use --afd-ubatch-num-ubatches 1, without --enable-dbo and --ubatch-size",
+    ),
+)
+
 LAYOUTS: tuple[tuple[str, int, int, int], ...] = (
     ("1A1F", 1, 1, 1),
     ("2A1F", 2, 1, 1),
@@ -217,7 +255,9 @@ FEATURES: Mapping[str, Feature] = {
         Feature("prefill_context_parallel", "--prefill-context-parallel-size", LATER),
         Feature("decode_context_parallel", "--decode-context-parallel-size", LATER),
         Feature(
-            "eplb", "--enable-eplb, --enable-elastic-ep", "the roles have no way to move experts together"
+            "eplb",
+            "--enable-eplb, --enable-elastic-ep, --eplb-config",
+            "the roles have no way to move experts together",
         ),
         Feature(
             "sequence_parallel_moe",
@@ -227,11 +267,18 @@ FEATURES: Mapping[str, Feature] = {
         ),
         Feature("kv_transfer", "--kv-transfer-config, --ec-transfer-config, --kv-offloading-size", LATER),
         Feature("multimodal", "MODEL", "only text models are split", "use a text model"),
+        Feature("encoder_decoder", "MODEL", "only decoders are split", "use a model without an encoder"),
         Feature(
             "pooling",
             "--runner, --convert, --pooler-config",
             "only generation is split",
             "use --runner generate, without --convert and --pooler-config",
+        ),
+        Feature(
+            "other_vllm",
+            "the environment",
+            "the roles are built out of vLLM's own classes, and each version has others",
+            "run `make setup`, or use an image of this release",
         ),
         Feature("sleep_mode", "--enable-sleep-mode", "FFN would not sleep with Attention"),
         Feature("multi_node", "--nnodes", "one agent starts all processes of an engine"),

@@ -43,8 +43,6 @@ def _refused(group: Group, here: Role, *texts: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "texts"),
     [
-        (("--dtype", "float16"), ("float16", "bfloat16")),
-        (("--dtype", "half"), ("float16",)),
         (("--pipeline-parallel-size", "2"), ("pipeline",)),
         (("-pp", "2"), ("pipeline",)),
         (("--enable-lora",), ("lora", "adapters")),

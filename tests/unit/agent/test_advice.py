@@ -12,11 +12,11 @@ import pytest
 from afd.agent import vllm_flags, vllm_policy
 from afd.cli import serve
 from afd.errors import ConfigError
-from afd.support import DIMENSIONS, FEATURES
+from afd.support import CONFLICTS, DIMENSIONS, FEATURES
 from afd.topology import Role
 
 # Nobody chooses these on the command line: the image, the model, or a request decides.
-ELSEWHERE = {"platform", "family", "multimodal"}
+ELSEWHERE = {"platform", "family", "multimodal", "encoder_decoder", "other_vllm"}
 
 ASYNC = ("--afd-connector", "CAMAsyncAFDConnector")
 GATE = "--afd-compute-gate-on-attention"
@@ -28,6 +28,8 @@ REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("connector", (*ASYNC, "--afd-async", GATE)),
     ("transport", ("--afd-transport", "cam")),
     ("mode", ("--no-enforce-eager",)),
+    ("mode", ("--cudagraph-capture-sizes", "1", "2")),
+    ("mode", ("-cc.cudagraph_mode", "FULL")),
     ("ubatches", ("--afd-ubatch-num-ubatches", "2")),
     ("ubatches", ("--enable-dbo",)),
     ("quantisation", ("--quantization", "fp8")),
@@ -40,6 +42,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prefill_context_parallel", ("-pcp", "2")),
     ("decode_context_parallel", ("-dcp", "2")),
     ("eplb", ("--enable-eplb",)),
+    ("eplb", ("--eplb-config", '{"num_redundant_experts": 2}')),
     (
         "sequence_parallel_moe",
         ("-tp", "2", "-dp", "2", "--afd-num-attention-ranks", "4", "--enable-expert-parallel"),
@@ -110,7 +113,7 @@ def follow(arguments: Sequence[str], said: str) -> list[str]:
 SHORT = {
     "--quantization": "-q", "--tensor-parallel-size": "-tp", "--data-parallel-size": "-dp", "--nnodes": "-n",
     "--speculative-config": "-sc", "--pipeline-parallel-size": "-pp", "--prefill-context-parallel-size": "-pcp",
-    "--decode-context-parallel-size": "-dcp",
+    "--decode-context-parallel-size": "-dcp", "--compilation-config": "-cc",
 }  # fmt: skip
 
 
@@ -137,7 +140,7 @@ def test_what_a_refusal_advises_is_accepted(what: str, arguments: tuple[str, ...
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_two_mistakes_are_told_at_once_and_both_can_be_repaired(number: int, checkpoint: Path) -> None:
-    (one, first), (two, second) = REFUSED[number], REFUSED[(number + 7) % len(REFUSED)]
+    (one, first), (two, second) = REFUSED[number], REFUSED[(number + 8) % len(REFUSED)]
     arguments = (*first, *second)
     said = refusal(checkpoint, arguments)
     assert f"{one} " in said and f"{two} " in said
@@ -176,6 +179,7 @@ def test_every_flag_that_turns_a_feature_on_can_be_left_out(
 
 def test_every_row_of_the_support_matrix_that_refuses_is_tried() -> None:
     rows = {dimension.name for dimension in DIMENSIONS if any(value.reason for value in dimension.values)}
+    rows |= {conflict.values[0][0] for conflict in CONFLICTS}
     assert rows | set(FEATURES) == {what for what, _ in REFUSED} | ELSEWHERE
 
 

@@ -219,7 +219,11 @@ def test_the_mark_of_runner_v1_does_not_survive_a_change_to_v2() -> None:
         ((), {"ubatch": {"num_ubatches": 2}}, "ubatches 2 is not supported"),
         ((), {"connector": CAM_ASYNC, "compute_gate_on_attention": True, "async": True}, "connector"),
         ((), {"transport": "cam"}, "transport cam is not supported"),
-        ((), {"compute_gate_on_attention": True}, "gate attention is not supported"),
+        (
+            (),
+            {"compute_gate_on_attention": True},
+            "gate attention with connector CAMP2pAFDConnector is not supported",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_before_anything_is_opened(
@@ -273,7 +277,7 @@ def test_parallel_sizes_of_attention_are_refused_on_ffn(checkpoint: Path, flag: 
 @pytest.mark.parametrize(
     ("architecture", "says"),
     [
-        ("LlamaForCausalLM", "LlamaForCausalLM are not supported yet; use one of Deepseek"),
+        ("LlamaForCausalLM", "family LlamaForCausalLM is not supported yet; use a model of the DeepSeek"),
         (
             "DeepseekV32ForCausalLM",
             "family deepseek_v32 is not supported: .* it needs Ascend; use a model of",

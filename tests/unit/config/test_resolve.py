@@ -218,7 +218,9 @@ def test_connector_keys_are_read_by_kind_and_only_given_ones_are_kept() -> None:
     ).config
     assert dict(resolved.connector_extra_config) == {"core_num": 4}
     assert resolved.extra()["core_num"] == 4 and resolved.extra()["quant_mode"] == 0
-    assert "quant_mode: 1 is not a mode (0-0)" in refusal(json={"connector_extra_config": {"quant_mode": 1}})
+    assert "quant_mode: 1 is not a mode (only 0)" in refusal(
+        json={"connector_extra_config": {"quant_mode": 1}}
+    )
 
 
 def test_the_gate_key_of_the_connector_speaks_for_the_main_one_but_never_against_it() -> None:

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from afd.errors import MisuseError, UnsupportedError
 from afd.support import (
+    CONFLICTS,
     DIMENSIONS,
     FEATURES,
     Combination,
+    Dimension,
     Status,
+    Value,
     check,
     combination_of,
     problem,
@@ -72,6 +75,36 @@ def test_every_listed_feature_is_refused_somewhere_and_explains_itself(feature: 
 def test_a_feature_without_a_row_is_a_bug_of_the_caller() -> None:
     with pytest.raises(MisuseError, match="no feature 'teleport'"):
         check(Combination(features=frozenset({"teleport"})))
+
+
+def _with_cam_async() -> list[Dimension]:
+    """The dimensions of a release that has CAMAsync and two ubatches."""
+    return [
+        replace(dimension, values=tuple(Value(value.name) for value in dimension.values))
+        if dimension.name in ("connector", "ubatches")
+        else dimension
+        for dimension in DIMENSIONS
+    ]
+
+
+def test_values_that_do_not_go_together_are_refused_once_each_of_them_is_supported() -> None:
+    later = _with_cam_async()
+    routed = Combination(connector="CAMAsyncAFDConnector", gate="attention")
+    assert problem(routed, later) == ""
+    assert problem(replace(Combination(), num_ubatches=2), later) == ""
+    assert "gate ffn with connector CAMAsyncAFDConnector is not supported: " in problem(
+        replace(routed, gate="ffn"), later
+    )
+    assert re.search(
+        "ubatches 2 with connector CAMAsync.* async_moe_ubatching .*use --afd-ubatch-num-ubatches 1",
+        problem(replace(routed, num_ubatches=2), later),
+    )
+    assert "gate" not in problem(replace(routed, gate="ffn")).replace("--afd-compute-gate-on-attention", "")
+
+
+def test_the_page_shows_the_values_that_do_not_go_together() -> None:
+    page = render([])
+    assert all(f"| {found.name} | {found.reason} | {found.instead} |" in page for found in CONFLICTS)
 
 
 words = st.text("abcdefgh-_0123456789", min_size=1, max_size=12)
