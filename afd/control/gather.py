@@ -87,10 +87,16 @@ class Gatherings:
 
 
 def differing(key: str, values: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Differences between values that must agree, by rank name; field by field when all of them are maps."""
+    """Differences between values that must agree, by rank name; field by field when all of them are maps. A rank whose
+    field is None goes along with whatever the others have."""
     if all(isinstance(value, Mapping) for value in values.values()):
         fields = sorted({str(name) for value in values.values() for name in value})
-        columns = {f"{key}.{f}": {r: str(v.get(f, "none")) for r, v in values.items()} for f in fields}
+        columns = {
+            f"{key}.{f}": {
+                r: str(v.get(f, "none")) for r, v in values.items() if v.get(f, "none") is not None
+            }
+            for f in fields
+        }
     else:
         columns = {key: {rank: str(value) for rank, value in values.items()}}
     return tuple(

@@ -27,6 +27,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import init_worker_distributed_environment
 
+from afd.agent import vllm_arguments
 from afd.config import AFDConfig
 from afd.connectors.base import FFNLink, Work
 from afd.control.abort import Cause
@@ -142,7 +143,10 @@ class Resident:
         family = model_family(config)
         with set_current_vllm_config(config), torch.inference_mode():
             join_group(config, rank, epoch)
-            return cls(config, resolve(config), ffn_layers(load(config, family), family))
+            resolved = resolve(config)
+            if not vllm_arguments.parse(argv[1:]).enabled("--max-num-batched-tokens"):
+                resolved = replace(resolved, max_tokens=None)
+            return cls(config, resolved, ffn_layers(load(config, family), family))
 
 
 @dataclass(frozen=True)

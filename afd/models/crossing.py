@@ -70,7 +70,7 @@ def agree(
     Raises MismatchError (through the abort) when a rank resolved something else.
     """
     config = configuration(vllm_config)
-    session.exchange(
+    agreed = session.exchange(
         "resolved",
         {**resolved.as_dict(), "remote layers": len(layers)},
         config.timeouts.load_s,
@@ -83,7 +83,7 @@ def agree(
         rank=rank,
         hidden_size=resolved.hidden_size,
         dtype=resolved.torch_dtype,
-        max_tokens=resolved.max_tokens,
+        max_tokens=max(values["max_tokens"] or 0 for values in agreed.values()),
         layers=layers,
         abort=session.abort,
         ids=family_of(resolved.architecture).needs_token_ids,

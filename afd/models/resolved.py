@@ -24,7 +24,9 @@ _LONGEST_VALUE = 120
 
 @dataclass(frozen=True)
 class Resolved:
-    """Values both roles must have resolved to the same thing. ``max_tokens`` is the step's token budget.
+    """Values both roles must have resolved to the same thing. ``max_tokens`` is the step's token budget; None
+    on FFN, which has no scheduler, unless it was told one: vLLM's default depends on how ranks are arranged, which
+    differs between the roles.
 
     ``hf_config`` are the values of the model's configuration as vLLM understood it, overrides included, by key: a role
     with another number of experts per token would compute, and nobody would notice.
@@ -34,7 +36,7 @@ class Resolved:
     hidden_size: int
     num_layers: int
     dtype: str
-    max_tokens: int
+    max_tokens: int | None
     load_format: str
     quantisation: str
     hf_config: Mapping[str, str]

@@ -142,14 +142,13 @@ def test_another_version_of_afd_on_either_side_ends_both_roles(
 
 
 @pytest.mark.parametrize("side", list(Role), ids=str)
-def test_counts_that_no_release_supports_yet_are_refused_before_the_handshake(
-    groups: Groups, side: Role
-) -> None:
+def test_counts_of_ranks_that_differ_end_both_roles(groups: Groups, side: Role) -> None:
     sizes = ("--data-parallel-size", "2") if side is Role.ATTENTION else ()
     group = groups(arguments={side: ("--afd-num-attention-ranks", "2", *sizes)})
-    group.start(side)
-    assert group.roles[side].wait(20) == 64
-    assert "2A1F is not supported" in group.roles[side].error()
+    with census() as watch:
+        _settle(group, Role.FFN, Role.ATTENTION, watch)
+    ffn, attention = ("2 on F0", "1 on A0") if side is Role.FFN else ("1 on F0", "2 on A0, A1")
+    assert f"num_attention_ranks: {ffn} but {attention}" in group.ffn.error()
 
 
 @pytest.mark.parametrize("side", list(Role), ids=str)
