@@ -11,8 +11,9 @@ import pytest
 
 from afd.testing.compare import Comparison
 from afd.testing.stack import Group, Layout
+from afd.testing.tiny import BUILTINS
 from afd.topology import Topology
-from tests.system.conftest import DETAILED, layout
+from tests.system.conftest import DETAILED, MODEL, layout
 from tests.system.interview import (
     Interview,
     Script,
@@ -22,10 +23,9 @@ from tests.system.interview import (
     reasons,
     report,
     start,
+    steps_of,
     stop,
 )
-
-LAYERS = 4
 
 Natives = Callable[[Layout, Script], Interview]
 Groups = Callable[..., Group]
@@ -33,43 +33,56 @@ Recorded = Callable[[Layout, Comparison], None]
 
 pytestmark = pytest.mark.timeout(600)
 
+QWEN = "builtin:tiny-qwen3-moe"
 LAYOUTS = {
+    "1A1F": (Topology(1, 1), 1),
     "2A1F": (Topology(2, 1), 1),
     "2A2F": (Topology(2, 2), 1),
     "4A2F": (Topology(4, 2), 1),
     "TP2+1F": (Topology(2, 1), 2),
 }
-PAIRWISE = {("v2", "2A2F", "shm"), ("v1", "TP2+1F", "shm")}
+PAIRWISE = {(MODEL, "v2", "2A2F", "shm"), (QWEN, "v1", "TP2+1F", "shm")}
 CELLS = [
     pytest.param(*cell, marks=[pytest.mark.pairwise] if cell in PAIRWISE else [])
-    for cell in itertools.product(("v2", "v1"), LAYOUTS, ("shm", "collective"))
+    for cell in itertools.product((MODEL, QWEN), ("v2", "v1"), LAYOUTS, ("shm", "collective"))
+    if cell[2:] != ("1A1F", "shm")  # in test_tokens.py, with more to look at
 ]
 
 
-@pytest.mark.parametrize(("runner", "name", "transport"), CELLS)
+@pytest.mark.parametrize(("model", "runner", "name", "transport"), CELLS)
 def test_a_layout_gives_native_tokens_and_computes_every_token_once(
-    runner: str, name: str, transport: str, groups: Groups, natives: Natives, recorded: Recorded
+    model: str,
+    runner: str,
+    name: str,
+    transport: str,
+    groups: Groups,
+    natives: Natives,
+    recorded: Recorded,
 ) -> None:
     topology, tp = LAYOUTS[name]
-    plain = layout(runner, vllm_args=DETAILED, topology=topology, tp=tp)
+    layers = BUILTINS[model.removeprefix("builtin:")].num_layers
+    plain = layout(runner, model=model, vllm_args=DETAILED, topology=topology, tp=tp)
     assert str(plain) == name
     script = full_script(runner)
     native = natives(plain, script)
     chosen = replace(plain, afd_args=("--afd-transport", transport))
     group = start(groups(chosen))
     ours = interview_group(group, script, native)
-    tokens = crossed(group, LAYERS)
+    tokens = crossed(group, layers)
     stop(group)
+    ours = replace(
+        ours, steps=steps_of(group.attention.log)
+    )  # on a busy machine the last ones are logged late
 
     comparison = ours.against(native)
     report(
-        f"{name}, runner {runner}, transport {transport}",
+        f"{model}, {name}, runner {runner}, transport {transport}",
         comparison,
-        f"{tokens.sent} tokens × {LAYERS} layers = {tokens.computed}",
+        f"{tokens.sent} tokens × {layers} layers = {tokens.computed}",
     )
     recorded(chosen, comparison)
     assert comparison.agrees, reasons(comparison)
     # In vLLM's own words: real tokens are what it scheduled, on whichever rank. Padding, and steps in which a rank is
     # idle and runs along, make the rest.
     assert tokens.real == sum(step.prompt_tokens + step.decode_tokens for step in ours.steps)
-    assert tokens.computed == tokens.sent * LAYERS
+    assert tokens.computed == tokens.sent * layers
