@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many requests vLLM's API server is answering now, and how many it broke, told to the agent through a shared file.
+"""How many requests the API server is answering now, how many it broke, and whether it takes new ones: a shared file.
 
-An agent that ends a broken role waits until every request in flight has had its error, and one that stops says whether
-all were answered. The API server runs this as ASGI middleware (``--middleware``); the agent maps the same file, named
-by ``AFD_INFLIGHT``.
+An agent that ends a broken role waits until every request in flight has had its error. One that stops closes the door
+first, and says whether all were answered. The API server runs this as ASGI middleware (``--middleware``); the agent
+maps the same file, named by ``AFD_INFLIGHT``.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import struct
@@ -18,21 +19,40 @@ from typing import Any
 VARIABLE = "AFD_INFLIGHT"
 _COUNTS = struct.Struct("=qq")
 """Requests in flight, and requests that were answered with an error of the server."""
+_DOOR = struct.Struct("=q")
+"""Not 0 when new requests are turned away. The agent writes it; the counts are the API server's."""
 _STREAM_ERROR = b'data: {"error"'
 """How the error in the middle of a stream begins, whose status has been sent as 200 long before."""
+
+_BODY = json.dumps(
+    {
+        "error": {
+            "message": "this server is draining: it takes no new requests",
+            "type": "ServiceUnavailableError",
+            "param": None,
+            "code": 503,
+        }
+    }
+).encode()
+_BUSY = [
+    (b"content-type", b"application/json"),
+    (b"content-length", str(len(_BODY)).encode()),
+    (b"retry-after", b"5"),
+    (b"connection", b"close"),
+]
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
 
 class InflightFile:
-    """The shared counters. One process writes (the API server's event loop), one reads."""
+    """The shared words. The API server's event loop writes the counts, the agent closes the door."""
 
     def __init__(self, path: Path, *, create: bool) -> None:
         if create:
-            path.write_bytes(bytes(_COUNTS.size))
+            path.write_bytes(bytes(_COUNTS.size + _DOOR.size))
         with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _COUNTS.size)
+            self._map = mmap.mmap(file.fileno(), _COUNTS.size + _DOOR.size)
 
     @property
     def count(self) -> int:
@@ -48,13 +68,22 @@ class InflightFile:
         count, before = self._read()
         _COUNTS.pack_into(self._map, 0, count + change, before + broken)
 
+    @property
+    def closed(self) -> bool:
+        """Whether new requests are turned away."""
+        return bool(_DOOR.unpack_from(self._map, _COUNTS.size)[0])
+
+    def close_door(self) -> None:
+        """From now on new requests are turned away."""
+        _DOOR.pack_into(self._map, _COUNTS.size, 1)
+
     def _read(self) -> tuple[int, int]:
         count, broken = _COUNTS.unpack_from(self._map)
         return int(count), int(broken)
 
 
 class Inflight:
-    """Counts HTTP POST requests from their first byte to the last byte of the answer."""
+    """Counts HTTP POST requests from their first byte to the last byte of the answer; 503 when the door is closed."""
 
     def __init__(self, app: ASGI) -> None:
         self._app = app
@@ -66,6 +95,13 @@ class Inflight:
         # Whatever generates is a POST, under /v1, under other paths and below any --root-path.
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
+            return
+        if self._file.closed:
+            # Closing a connection with something unread in it resets it, and the answer may be lost.
+            while (await receive()).get("more_body", False):
+                pass
+            await send({"type": "http.response.start", "status": 503, "headers": _BUSY})
+            await send({"type": "http.response.body", "body": _BODY})
             return
         self._file.add(1)
         broken = False

@@ -99,6 +99,10 @@ class Processes:
         """Requests that Attention's API server is answering now."""
         return self._inflight.count
 
+    def close_door(self) -> None:
+        """Attention's API server takes no new requests from now on."""
+        self._inflight.close_door()
+
     def resume(self, agreed: Mapping[str, str]) -> bool:
         """The next epoch begins: whether all processes are there, and were started for what the roles have agreed on
         now."""

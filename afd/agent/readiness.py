@@ -29,7 +29,7 @@ HEALTH_S = 5.0
 
 async def api_port(plan: RolePlan) -> None:
     """Refuse a port in use before anything else happens. What is left of a role that was killed a moment ago may
-    hold it for a little longer: engine and worker are forked from the API server and inherit its socket."""
+    hold it for a little longer."""
     if plan.role is not Role.ATTENTION or plan.headless:
         return
     host, advice = plan.api_host or "0.0.0.0", "choose another --port"

@@ -27,13 +27,14 @@ from afd.agent.reach import Reach, agree
 from afd.agent.rejoin import Attempts
 from afd.agent.run_directory import RunDirectory
 from afd.agent.status import AgentStatus
-from afd.agent.stopping import Stop
+from afd.agent.stopping import Stop, drain_budget_s
 from afd.agent.threads import ENDING
 from afd.control.group import Control, Waiting
 from afd.control.handshake import attention_tp
 from afd.control.hub import new_address
 from afd.control.rendezvous import open_control
 from afd.errors import AFDError, PeerAbsentError
+from afd.observe.operator import Reply
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class RoleAgent:
         self._lost: float | None = None
         self._pause_s = 0.0
         self._again: bool | None = None
+        self._drain_s = 0.0
 
     async def run(self) -> None:
         """Run the role to its end. Returns after a stop that was asked for; raises the AFDError that ended it."""
@@ -75,7 +77,7 @@ class RoleAgent:
         runtime = RunDirectory.for_sockets()
         try:
             await readiness.api_port(self._plan)
-            async with self.status.serve():
+            async with self.status.serve({"/drain": self._drain}):
                 await self._run(runtime.path)
         except AFDError as error:
             self.status.failed(error)
@@ -128,6 +130,7 @@ class RoleAgent:
         error: BaseException | None = None
         try:
             self.status.joined(control)
+            self._drain_s = drain_budget_s(control)
             reach = await self._unless_stopped(agree(control))
             if reach is None:
                 return
@@ -166,6 +169,12 @@ class RoleAgent:
             await resting.end("")
 
     # ---- what we hear -------------------------------------------------------------------------------------
+
+    async def _drain(self) -> Reply:
+        """POST /drain: the group stops in order, as at a signal. It says so at once, and ends within the budget."""
+        self._stop.ask("POST /drain")
+        budget_s = max(self._drain_s, self._plan.drain_s)
+        return Reply(202, {"state": "draining", "budget_s": budget_s})
 
     def _on_ready(self) -> None:
         self._attempts.ready()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from afd.control.group import Control
 from afd.errors import AFDError, MismatchError
 from afd.observe.metrics import Metrics
+from afd.observe.operator import Action
 from afd.observe.server import open_server
 from afd.observe.state import State, StateMachine
 from afd.observe.status import Peer, Status, not_ready, timestamp
@@ -45,10 +46,17 @@ class AgentStatus:
         self.transport = plan.config.transport
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[None]:
-        """Answer on the agent port inside the block."""
-        host, port = self._plan.agent_host, self._plan.agent_port
-        async with open_server(self, self._metrics, host=host, port=port) as server:
+    async def serve(self, actions: Mapping[str, Action] | None = None) -> AsyncIterator[None]:
+        """Answer on the agent port inside the block; ``actions`` are what operators may have done."""
+        plan = self._plan
+        async with open_server(
+            self,
+            self._metrics,
+            host=plan.agent_host,
+            port=plan.agent_port,
+            actions=actions,
+            token=plan.config.token,
+        ) as server:
             self.port = server.port
             yield
 

@@ -39,6 +39,12 @@ class Stop:
         """Ends the processes of the role at once."""
         self._signalled = False
 
+    def ask(self, who: str) -> None:
+        """Ask for a stop, as the first signal does. Asked again, it changes nothing."""
+        if not self.asked.is_set():
+            log.info("%s: stopping", who)
+            self.asked.set()
+
     def signal(self, name: str) -> None:
         """The first one asks for a stop; the second one ends what the first one waits for."""
         if self._signalled:
@@ -95,7 +101,7 @@ class Stopping:
     async def _until_attention_left(self) -> str:
         """FFN's part of a stop. Returns what went wrong."""
         stop, left, aborting = self.stop, self.left, self.aborting
-        drain_s = max(float(hello.notes.get("drain_s", 0)) for hello in self.control.hellos)
+        drain_s = drain_budget_s(self.control)
         hurried = asyncio.create_task(stop.hurried.wait())
         failing = asyncio.create_task(self.processes.first_failure())
         ends: list[asyncio.Future[Any]] = [left, aborting, hurried, failing]
@@ -127,6 +133,7 @@ class Stopping:
         """Attention's part of a stop: vLLM finishes what is in flight and ends. Returns what went wrong; raises the
         cause of an abort meanwhile."""
         hub, processes = self.hub, self.processes
+        processes.close_door()
         drain_s, began, broken = self.plan.drain_s, time.monotonic(), processes.broken
         ending = asyncio.create_task(processes.terminate(drain_s))
         cut = asyncio.create_task(hub.lost.wait())  # vLLM kills its engine when its own time is up
@@ -159,6 +166,11 @@ class Stopping:
         return cause
 
 
+def drain_budget_s(control: Control) -> float:
+    """How long a stop of the group may take: what Attention's agents have said, in seconds."""
+    return max(float(hello.notes.get("drain_s", 0)) for hello in control.hellos)
+
+
 async def until_a_peer_stops(control: Control, stop: Stop) -> None:
     """When a peer stops, this role stops: one that says so, or an agent of the same role that has left."""
     role = control.ranks[0].role
@@ -166,6 +178,4 @@ async def until_a_peer_stops(control: Control, stop: Stop) -> None:
         peer.state == "draining" or (peer.state == "left" and peer.role is role) for peer in control.peers()
     ):
         await asyncio.sleep(POLL_S)
-    if not stop.asked.is_set():
-        log.info("a peer is stopping: stopping")
-        stop.asked.set()
+    stop.ask("a peer is stopping")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every process of a role does right after it was forked.
 
-A forked process differs from a freshly started one in three ways that matter here: libgomp has read its
-environment already, so thread count and cores must be set by call; its parent's death must be told to it; and
-vLLM asks for ``spawn`` by itself on CPU, which would pay ten seconds of imports per process again.
+A forked process differs from a freshly started one in four ways that matter here: libgomp has read its
+environment already, so thread count and cores must be set by call; its parent's death must be told to it; the ports
+on which its parent listens are open in it, too; and vLLM asks for ``spawn`` by itself on CPU, which would pay ten
+seconds of imports per process again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import multiprocessing
 import multiprocessing.context
 import os
 import re
+import socket
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -77,7 +80,44 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     die_with_parent(_forking)
+    leave_ports()
     apply_thread_environment()
+
+
+def leave_ports() -> None:
+    """Let go of the TCP ports of the parent, those that it will listen on included.
+
+    Else a client of an API server that has closed its port would still be connected, by the kernel, to a port that is
+    open in the engine, and wait for an answer until that one ends.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        if _is_port(descriptor):
+            # Not closed: the parent's objects are here, too, and close this number when they are collected.
+            os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _is_port(descriptor: int) -> bool:
+    """Whether it is a TCP socket that is bound, and no connection."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return False
+    except OSError:  # the listing's own, closed by now
+        return False
+    ours = socket.socket(fileno=descriptor)
+    try:
+        if ours.family not in (socket.AF_INET, socket.AF_INET6) or ours.type != socket.SOCK_STREAM:
+            return False
+        if not ours.getsockname()[1]:
+            return False
+        ours.getpeername()
+    except OSError:  # connected to nobody
+        return True
+    finally:
+        ours.detach()
+    return False
 
 
 @contextmanager

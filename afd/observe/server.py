@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from afd.control.ports import listen
+from afd.errors import AFDError
 from afd.observe.metrics import CONTENT_TYPE, Metrics
+from afd.observe.operator import Action, Reply, Token, refusal
 from afd.observe.status import StatusSource
 
 log = logging.getLogger(__name__)
 
 PORT = 9300
-LATER = ("/drain", "/profile/start", "/profile/stop")
-"""POST paths of the contract that this release does not have."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,18 @@ class AgentServer:
 
 @asynccontextmanager
 async def open_server(
-    source: StatusSource, metrics: Metrics, *, host: str = "0.0.0.0", port: int = PORT
+    source: StatusSource,
+    metrics: Metrics,
+    *,
+    host: str = "0.0.0.0",
+    port: int = PORT,
+    actions: Mapping[str, Action] | None = None,
+    token: Token = lambda: None,
 ) -> AsyncIterator[AgentServer]:
     """Answer on ``host``:``port`` (0: any port) until the block is left. Probes need the pod's address, so the
     default is all addresses.
+
+    ``actions`` are what a POST to a path does; they are for operators (:mod:`afd.observe.operator`).
 
     Raises :class:`afd.errors.ConfigError` naming the owner of a port in use.
     """
@@ -44,7 +52,7 @@ async def open_server(
         host, port, "the agent port", "stop that process, or choose another port with --agent-port"
     )
     runner = web.AppRunner(
-        application(source, metrics),
+        application(source, metrics, actions or {}, token),
         access_log=None,
         logger=_requests,
         handle_signals=False,
@@ -70,7 +78,9 @@ _requests = logging.getLogger(f"{__name__}.requests")
 _requests.addFilter(_is_ours)
 
 
-def application(source: StatusSource, metrics: Metrics) -> web.Application:
+def application(
+    source: StatusSource, metrics: Metrics, actions: Mapping[str, Action], token: Token
+) -> web.Application:
     """The routes of one agent."""
 
     async def livez(_: web.Request) -> web.Response:
@@ -85,12 +95,17 @@ def application(source: StatusSource, metrics: Metrics) -> web.Application:
     async def numbers(_: web.Request) -> web.Response:
         return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def later(request: web.Request) -> web.Response:
-        reason = f"POST {request.path} comes with a later release of AFD"
-        return _json({"error": "not available", "reason": reason}, status=404)
+    async def act(request: web.Request) -> web.Response:
+        try:
+            reply = refusal(request, token) or await actions[request.path]()
+        except AFDError as error:
+            reply = Reply(500, {"error": "failed", "reason": str(error)})
+        log.info("POST %s from %s: %d", request.path, request.remote, reply.status)
+        return _json(reply.body, reply.status)
 
     async def unknown(request: web.Request) -> web.Response:
-        reason = f"no {request.method} {request.path}; there are /livez, /readyz, /status and /metrics"
+        posts = f", and POST {', '.join(actions)}" if actions else ""
+        reason = f"no {request.method} {request.path}; there are /livez, /readyz, /status and /metrics{posts}"
         return _json({"error": "not found", "reason": reason}, status=404)
 
     routes: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
@@ -102,8 +117,8 @@ def application(source: StatusSource, metrics: Metrics) -> web.Application:
     app = web.Application(client_max_size=1 << 16)
     for path, handler in routes.items():
         app.router.add_get(path, handler)
-    for path in LATER:
-        app.router.add_post(path, later)
+    for path in actions:
+        app.router.add_post(path, act)
     app.router.add_route("*", "/{path:.*}", unknown)
     return app
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -161,3 +162,42 @@ def test_an_error_of_the_server_counts_and_one_of_the_client_does_not(
         assert (counter.count, counter.broken) == (0, 2 * broken)
 
     asyncio.run(work())
+
+
+def test_when_the_door_is_closed_what_is_in_flight_goes_on_and_new_requests_get_503(
+    counter: InflightFile,
+) -> None:
+    async def work() -> None:
+        app = App()
+        middleware = Inflight(app)
+        first = asyncio.ensure_future(middleware(scope_of("/v1/completions"), nothing, nothing))
+        await app.entered.wait()
+        counter.close_door()
+        said: list[Any] = []
+
+        async def hear(message: Any) -> None:
+            said.append(message)
+
+        await middleware(scope_of("/v1/completions"), nothing, hear)
+        assert said[0]["status"] == 503
+        assert dict(said[0]["headers"])[b"retry-after"] == b"5"
+        assert json.loads(said[1]["body"])["error"]["code"] == 503
+        assert counter.count == 1
+        await asyncio.wait_for(middleware(scope_of("/health", method="GET"), nothing, hear_nothing(app)), 5)
+        await first
+        assert counter.count == 0
+
+    asyncio.run(work())
+
+
+def hear_nothing(app: App) -> Any:
+    """Lets the application answer."""
+    app.go.set()
+    return nothing
+
+
+def test_the_door_of_a_new_file_is_open(counter: InflightFile, tmp_path: Path) -> None:
+    counter.add(3)
+    counter.close_door()
+    again = InflightFile(tmp_path / "inflight", create=True)
+    assert (again.count, again.closed) == (0, False)

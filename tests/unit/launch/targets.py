@@ -8,6 +8,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -109,6 +110,29 @@ def _child(argv: Sequence[str]) -> None:
 
 def _grandchild(argv: Sequence[str]) -> None:
     os.write(1, b"grandchild %d\n" % os.getpid())
+    time.sleep(600)
+
+
+def listen_and_fork(argv: Sequence[str]) -> None:
+    """Listen, fork, serve one connection, close the port and wait."""
+    unix = socket.socket(socket.AF_UNIX)
+    unix.bind(f"\0targets-{os.getpid()}")
+    unix.listen()
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        # As vLLM does: the port is taken first, the engine is forked, and only then it listens.
+        multiprocessing.get_context("fork").Process(target=_heir, args=(server.fileno(), unix)).start()
+        server.listen()
+        print("listening on", server.getsockname()[1], flush=True)
+        server.accept()[0].close()
+    print("closed", flush=True)
+    time.sleep(600)
+
+
+def _heir(descriptor: int, unix: socket.socket) -> None:
+    name = os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2]
+    listens = unix.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    print(f"the child has {name} in its place, and a unix socket{' that listens' * listens}", flush=True)
     time.sleep(600)
 
 

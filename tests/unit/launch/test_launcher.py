@@ -7,7 +7,9 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Coroutine
+import socket
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +268,32 @@ def test_a_launcher_of_ones_own_dies_with_the_connection(tmp_path: Path) -> None
         finally:
             process.kill()
             process.wait()
+
+    run(work())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, condition, "what the process says", 30.0)
+
+
+def test_a_forked_process_does_not_keep_the_ports_of_its_parent_open(
+    launcher_path: str, tmp_path: Path
+) -> None:
+    """As an engine that outlives its API server's port by the time of a drain."""
+
+    async def work() -> None:
+        async with connected(launcher_path, tmp_path) as forks:
+            await forks.fork("listen_and_fork")
+            await until(lambda: len(forks.lines) == 2)
+            port = int(next(line for line in forks.lines if line.startswith("listening")).split()[-1])
+            with socket.create_connection(("127.0.0.1", port), 5):
+                pass
+            await until(lambda: "closed" in forks.lines)
+            began = time.monotonic()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), 5).close()
+            assert time.monotonic() - began < 1
+            assert "the child has null in its place, and a unix socket that listens" in forks.lines
 
     run(work())
 

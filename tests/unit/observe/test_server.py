@@ -123,13 +123,6 @@ def test_metrics_are_in_prometheus_text_format() -> None:
     assert b'afd_state{role="ffn",state="ready"} 1.0' in body
 
 
-@pytest.mark.parametrize("path", ["/drain", "/profile/start", "/profile/stop"])
-def test_what_comes_later_is_404_and_says_so(path: str) -> None:
-    code, body, _ = get(Source(), path, "POST")
-    assert code == 404
-    assert "later release" in body["reason"]
-
-
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/"), ("GET", "/health"), ("POST", "/livez"), ("GET", "/drain")]
 )
