@@ -35,7 +35,6 @@ pytestmark = pytest.mark.timeout(600)
 
 QWEN = "builtin:tiny-qwen3-moe"
 LAYOUTS = {
-    "1A1F": (Topology(1, 1), 1),
     "2A1F": (Topology(2, 1), 1),
     "2A2F": (Topology(2, 2), 1),
     "4A2F": (Topology(4, 2), 1),
@@ -45,7 +44,6 @@ PAIRWISE = {(MODEL, "v2", "2A2F", "shm"), (QWEN, "v1", "TP2+1F", "shm")}
 CELLS = [
     pytest.param(*cell, marks=[pytest.mark.pairwise] if cell in PAIRWISE else [])
     for cell in itertools.product((MODEL, QWEN), ("v2", "v1"), LAYOUTS, ("shm", "collective"))
-    if cell[2:] != ("1A1F", "shm")  # in test_tokens.py, with more to look at
 ]
 
 
