@@ -72,14 +72,6 @@ HOOKS: tuple[Hook, ...] = (
         "vLLM's CPU kernel skips experts that expert_map gives to other ranks",
     ),
     Hook(
-        "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
-        "SGLFusedMOE",
-        "class",
-        "afd.ffn.experts.split_experts",
-        "refuse, with the reason, the other CPU kernel that ignores expert_map",
-        "vLLM's CPU kernel skips experts that expert_map gives to other ranks",
-    ),
-    Hook(
         "vllm.utils.system_utils and the modules that import it by name",
         "get_mp_context",
         "()",

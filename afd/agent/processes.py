@@ -185,9 +185,11 @@ class Processes:
             before_the_model()
             self._leftovers.observe(roots)
 
-        try:
-            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, observe), LOOK_S)
-        except asyncio.TimeoutError:
+        looking = asyncio.get_running_loop().run_in_executor(None, observe)
+        done, _ = await asyncio.wait({looking}, timeout=LOOK_S)  # wait_for may lose a cancellation
+        if done:
+            looking.result()
+        else:
             log.warning("could not see within %.0f s what the role's processes use", LOOK_S)
         for process in self._leftovers.alive():
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe import cpu_fused_moe
 
-from afd.errors import MisuseError, UnsupportedError
+from afd.errors import MisuseError
 from afd.rebind import rebind
 
 Kernel = Callable[..., Tensor]
@@ -92,14 +92,9 @@ class LocalExperts(cpu_fused_moe.CPUFusedMOE):
         return on_local_experts(kernel, layer, input, topk_weights, topk_ids, activation, skip_weighted)
 
 
-def _no_packed_kernel(layer: torch.nn.Module) -> NoReturn:
-    raise UnsupportedError(
-        "VLLM_CPU_SGL_KERNEL: that kernel knows nothing of experts on other ranks; unset it, or use one FFN rank"
-    )
-
-
 @contextmanager
 def split_experts() -> Iterator[None]:
-    """Inside the block vLLM builds MoE layers that compute only the experts of this rank."""
-    with rebind(cpu_fused_moe, CPUFusedMOE=LocalExperts, SGLFusedMOE=_no_packed_kernel):
+    """Inside the block vLLM builds MoE layers that compute only the experts of this rank. Its other CPU kernel, of
+    VLLM_CPU_SGL_KERNEL, is refused in validation."""
+    with rebind(cpu_fused_moe, CPUFusedMOE=LocalExperts):
         yield

@@ -311,7 +311,7 @@ def test_a_stop_while_vllm_is_imported_does_not_wait_for_that(roles: Roles) -> N
         return [child for agent in agents for child in agent.children()]
 
     wait_until(
-        lambda: [process.cmdline()[0].strip() for process in launchers()] == ["afd::launcher"] * 2,
+        lambda: [title(process) for process in launchers()] == ["afd::launcher"] * 2,
         "both launchers import vLLM",
     )
     left = launchers()
