@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from afd.agent import readiness
+from afd.agent.commands import Commands
 from afd.agent.fetch import fetch
 from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
@@ -62,6 +63,8 @@ class Epoch:
         self._warmed: set[Rank] = set()
         self._connected = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self.commands: Commands | None = None
+        """What operators may have the group do; None before and after the epoch."""
 
     def on_bye(self, ranks: Sequence[Rank], reason: str) -> None:
         """Some ranks left on purpose. The other role has left when all of its ranks have."""
@@ -95,6 +98,7 @@ class Epoch:
         ) as hub:
             if processes.children:  # kept from the last epoch, and about to attach
                 hub.resting.update(self._plan.ranks)
+            self.commands = Commands(self._plan, control, hub)
             starting = asyncio.create_task(self._start(control, processes, hub.address, agreed))
             telling = asyncio.create_task(self._progress.keep_telling())
             stopping = asyncio.create_task(self._stop.asked.wait())
@@ -119,6 +123,8 @@ class Epoch:
                     await processes.end(control.epoch)
                 raise
             finally:
+                commands, self.commands = self.commands, None
+                await commands.close()
                 tasks: list[asyncio.Task[Any]] = [starting, telling, stopping, aborting, following]
                 if self._watching is not None:
                     tasks.append(self._watching)
@@ -219,7 +225,7 @@ class Epoch:
         if plan.role is not Role.ATTENTION or plan.headless:
             return
         watch = StallWatch(
-            lambda: processes.inflight,
+            lambda: 0 if self.commands is not None and self.commands.busy else processes.inflight,
             lambda: self._status.progress,
             lambda: readiness.warm_up(plan),
             plan.config.timeouts.step_s,

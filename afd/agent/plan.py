@@ -66,6 +66,7 @@ class RolePlan:
     api_key: str = field(default="", repr=False)
     download: HubModel | None = None
     headless: bool = False
+    profile_directory: str = ""
 
     @property
     def replicas(self) -> tuple[Rank, ...]:
@@ -133,6 +134,7 @@ def plan_role(
     )
     answer_s = arguments.integer("--shutdown-timeout", SHUTDOWN_S)
     drain_s = max(config.timeouts.grace_s, answer_s + TEARDOWN_S)
+    profile = arguments.mapping("--profiler-config")
     if role is Role.FFN:
         refuse_for_ffn(arguments)
     model_config = model_files.overridden(model_files.read_config(directory), overrides)
@@ -191,7 +193,7 @@ def plan_role(
             host=this_host(),
             heartbeat_s=config.timeouts.heartbeat_s,
             config_revision=config.config_revision or "",
-            notes={"drain_s": f"{drain_s:g}"},
+            notes={"drain_s": f"{drain_s:g}", "profiler": str(profile.get("profiler") or "none")},
         ),
         argv=tuple(argv),
         environment=cpu_environment(
@@ -205,6 +207,7 @@ def plan_role(
         drain_s=drain_s,
         answer_s=answer_s,
         served_model=served[0],
+        profile_directory=str(profile.get("torch_profiler_dir") or ""),
         api_key=keys[0],
         download=None if dummy else on_hub,
         headless=share.headless,

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,9 +33,11 @@ from afd.agent.threads import ENDING
 from afd.control.group import Control, Waiting
 from afd.control.handshake import attention_tp
 from afd.control.hub import new_address
+from afd.control.messages import PROFILE_START, PROFILE_STOP
 from afd.control.rendezvous import open_control
 from afd.errors import AFDError, PeerAbsentError
-from afd.observe.operator import Reply
+from afd.observe.operator import Action, Reply
+from afd.observe.state import State
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,7 @@ class RoleAgent:
         self._pause_s = 0.0
         self._again: bool | None = None
         self._drain_s = 0.0
+        self._current: Epoch | None = None
 
     async def run(self) -> None:
         """Run the role to its end. Returns after a stop that was asked for; raises the AFDError that ended it."""
@@ -77,7 +81,7 @@ class RoleAgent:
         runtime = RunDirectory.for_sockets()
         try:
             await readiness.api_port(self._plan)
-            async with self.status.serve({"/drain": self._drain}):
+            async with self.status.serve(self._actions()):
                 await self._run(runtime.path)
         except AFDError as error:
             self.status.failed(error)
@@ -117,6 +121,7 @@ class RoleAgent:
         epoch = Epoch(
             plan, self.status, self._stop, progress, self._hub_address, self._on_ready, self._on_lost
         )
+        self._current = epoch
         forming = open_control(plan.config, plan.hello, on_waiting=self._on_waiting, on_bye=epoch.on_bye)
         try:
             control = await self._unless_stopped(forming.__aenter__())
@@ -175,6 +180,20 @@ class RoleAgent:
         self._stop.ask("POST /drain")
         budget_s = max(self._drain_s, self._plan.drain_s)
         return Reply(202, {"state": "draining", "budget_s": budget_s})
+
+    def _actions(self) -> dict[str, Action]:
+        """What operators may have done with a POST to the agent port."""
+        return {
+            "/drain": self._drain,
+            "/profile/start": partial(self._profile, PROFILE_START),
+            "/profile/stop": partial(self._profile, PROFILE_STOP),
+        }
+
+    async def _profile(self, name: str) -> Reply:
+        commands = None if self._current is None else self._current.commands
+        if commands is None or self.status.state is not State.READY:
+            return Reply(409, {"error": "not ready", "reason": f"state is {self.status.state}"})
+        return await commands.profile(name)
 
     def _on_ready(self) -> None:
         self._attempts.ready()

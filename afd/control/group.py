@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -19,7 +20,7 @@ from afd.config import AFDConfig
 from afd.control.abort import Abort, Cause
 from afd.control.handshake import names, ranks_of
 from afd.control.liveness import Silence
-from afd.control.messages import Hello, Offer, PeerRow, encode
+from afd.control.messages import Command, Hello, Offer, PeerRow, encode
 from afd.errors import ClosedError, MisuseError, PeerLostError
 from afd.topology import Rank, Role
 
@@ -110,6 +111,8 @@ class Control(ABC):
         """One per agent, the root's first; complete once the group is."""
         self.addresses: tuple[str, ...] = ()
         """Those of this machine to which other agents are connected; complete once the group is."""
+        self.on_command: Callable[[Command], None] = lambda command: None
+        """Hears of each command to the whole group, this agent's own included, in the same order as every agent."""
         self._on_bye = on_bye
         self._state = ""
         self._closed: str | None = None
@@ -176,11 +179,22 @@ class Control(ABC):
         self._offer(offer)
         return current.future
 
+    def command(self, name: str) -> str:
+        """Have every agent of the group do ``name``. Returns the id under which they hear of it."""
+        self.abort.check()
+        command = Command(epoch=self.epoch, id=secrets.token_hex(8), name=name)
+        self._wish(command)
+        return command.id
+
     # ---- for root and joiner ------------------------------------------------------------------------------
 
     @abstractmethod
     def _offer(self, offer: Offer) -> None:
         """Bring an offer of own ranks to the root."""
+
+    @abstractmethod
+    def _wish(self, command: Command) -> None:
+        """Bring a command to the root, which sends it to all."""
 
     @abstractmethod
     def _beat(self) -> None:

@@ -29,8 +29,10 @@ from afd.control.messages import (
     Attach,
     Attached,
     Bye,
+    Command,
     Gathered,
     Offer,
+    Outcome,
     Report,
 )
 from afd.errors import AFDError, MisuseError
@@ -92,6 +94,7 @@ class LocalHub:
         self._detached = asyncio.Event()
         self.address = address or new_address()
         """What to put into ``AFD_AGENT_SOCKET`` of the processes that this agent starts."""
+        self._outcomes: dict[tuple[str, Process], asyncio.Future[Outcome]] = {}
         self.resting: set[Rank] = set()
         """Ranks that wait for the next epoch."""
         self.lost = asyncio.Event()
@@ -117,6 +120,24 @@ class LocalHub:
                 await asyncio.wait_for(self._detached.wait(), max(0.0, deadline - time.monotonic()))
             except asyncio.TimeoutError:
                 return False
+
+    async def command(self, command: Command, timeout_s: float) -> dict[Rank, Outcome]:
+        """Have every rank process that is attached do it, and return what came of it. One that says nothing within
+        ``timeout_s``, or leaves, has not done it."""
+        loop = asyncio.get_running_loop()
+        asked = {process: loop.create_future() for process in self._links if process.rank is not None}
+        self._outcomes.update({(command.id, process): future for process, future in asked.items()})
+        for process in asked:
+            self._links[process].send(command)
+        if asked:
+            await asyncio.wait(asked.values(), timeout=timeout_s)
+        late = Outcome(epoch=command.epoch, id=command.id, done=False, text=f"not done after {timeout_s:g} s")
+        found = {}
+        for process, future in asked.items():
+            self._outcomes.pop((command.id, process), None)
+            assert process.rank is not None
+            found[process.rank] = future.result() if future.done() else late
+        return found
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, path=socket_path(self.address))
@@ -238,6 +259,10 @@ class LocalHub:
                 self._background(self._fail(message.cause))
         elif isinstance(message, Offer):
             self._offer(process, link, message)
+        elif isinstance(message, Outcome):
+            future = self._outcomes.get((message.id, process))
+            if future is not None and not future.done():
+                future.set_result(message)
         else:
             raise MisuseError(f"{process} sent {type(message).__name__}")
 

@@ -29,6 +29,7 @@ from afd.control.messages import (
     AnyMessage,
     Bye,
     Challenge,
+    Command,
     Gathered,
     Heartbeat,
     Hello,
@@ -285,6 +286,8 @@ class Joiner(Control):
                     PeerLostError(f"{names(ranks)} said goodbye ({message.reason})", message.ranks[0])
                 )
             self._goodbye(ranks, message.reason)
+        elif isinstance(message, Command):
+            self.on_command(message)
         else:
             log.warning("the root sent an unexpected %s", type(message).__name__)
 
@@ -294,6 +297,10 @@ class Joiner(Control):
             raise PeerLostError(text, str(self.topology.root))
         if self._link is not None:
             self._link.send(offer)
+
+    def _wish(self, command: Command) -> None:
+        if self._link is not None:
+            self._link.send(command)
 
     def _beat(self) -> None:
         if self._link is not None:

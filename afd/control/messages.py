@@ -198,6 +198,28 @@ RESTS = "it rests until the next epoch"
 """The reason in the goodbye of a rank process that keeps what it has loaded and attaches again in the next epoch."""
 
 
+PROFILE_START, PROFILE_STOP = "profile start", "profile stop"
+"""The commands that there are."""
+
+
+class Command(Message, frozen=True, kw_only=True):
+    """Something that every agent of the group does, all in the order in which the root sends them: from a joiner it is
+    a wish, from the root the command, and so it is from an agent to its rank processes. ``id`` names this one."""
+
+    epoch: str
+    id: str
+    name: str
+
+
+class Outcome(Message, frozen=True, kw_only=True):
+    """A rank process has done what the command ``id`` asks for; ``text`` says what came of it."""
+
+    epoch: str
+    id: str
+    done: bool
+    text: str
+
+
 class Attach(Message, frozen=True, kw_only=True):
     """First frame of a process on the agent's unix socket. ``rank`` is empty for processes that are no
     rank."""
@@ -276,6 +298,8 @@ AnyMessage = (
     | Attach
     | Attached
     | Report
+    | Command
+    | Outcome
     | StepHello
     | StepReady
     | Step

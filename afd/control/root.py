@@ -33,6 +33,7 @@ from afd.control.messages import (
     AnyMessage,
     Bye,
     Challenge,
+    Command,
     Gathered,
     Heartbeat,
     Hello,
@@ -316,7 +317,7 @@ class Root(Control):
     # ---- messages ----------------------------------------------------------------------------------------
 
     def _handle(self, agent: _Agent, message: AnyMessage) -> None:
-        if not isinstance(message, (Heartbeat, Offer, AbortNotice, Bye)):
+        if not isinstance(message, (Heartbeat, Offer, AbortNotice, Bye, Command)):
             log.warning("%s sent an unexpected %s", names(agent.ranks), type(message).__name__)
         elif message.epoch != self.epoch and (message.epoch or not isinstance(message, Heartbeat)):
             who = names(agent.ranks)
@@ -332,6 +333,8 @@ class Root(Control):
                 self._gatherings.add(message)
         elif isinstance(message, AbortNotice):
             self._claim(message.cause)
+        elif isinstance(message, Command):
+            self._wish(message)
         else:
             agent.left = message.reason
             self._silence.forget(agent)
@@ -341,6 +344,10 @@ class Root(Control):
 
     def _offer(self, offer: Offer) -> None:
         self._gatherings.add(offer)
+
+    def _wish(self, command: Command) -> None:
+        self._broadcast(command)
+        self.on_command(command)
 
     def _complete(self, key: str, values: Mapping[str, Any]) -> None:
         try:

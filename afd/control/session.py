@@ -12,12 +12,24 @@ import os
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from afd.control.abort import Abort, Cause
 from afd.control.channel import READABLE, SOCKET_ENV, Connection, Deadline, Waker, socket_path
-from afd.control.messages import AbortNotice, AnyMessage, Attach, Attached, Bye, Gathered, Offer, Report
+from afd.control.messages import (
+    AbortNotice,
+    AnyMessage,
+    Attach,
+    Attached,
+    Bye,
+    Command,
+    Gathered,
+    Offer,
+    Outcome,
+    Report,
+)
 from afd.errors import AFDError, ClosedError, ConfigError, MisuseError, PeerLostError
 from afd.topology import Rank
 
@@ -54,6 +66,7 @@ class RankSession:
         self._condition = threading.Condition()
         self._gathered: dict[str, dict[str, Any]] = {}
         self._report: Report | None = None
+        self._commands: deque[Command] = deque()
         self._closing = False
         self._unsubscribe = abort.subscribe(self._wake_exchanges)
         for message in heard:
@@ -139,6 +152,17 @@ class RankSession:
             self._report = Report(counters=dict(counters), state=state)
         self._waker.wake()
 
+    def next_command(self) -> Command | None:
+        """What the agent wants done now, or None. Say what came of it with :meth:`answer`."""
+        return self._commands.popleft() if self._commands else None
+
+    def answer(self, command: Command, done: bool, text: str) -> None:
+        """What came of a command. An agent that is gone needs no answer."""
+        try:
+            self._send(Outcome(epoch=self.epoch, id=command.id, done=done, text=text))
+        except PeerLostError as error:
+            log.debug("no answer to %s: %s", command.name, error)
+
     def fail(self, error: BaseException | Cause) -> Cause:
         """Report a failure of (or seen by) this process and return the root cause that everybody is told."""
         blamed = str(self._rank) if self._rank else ""
@@ -198,6 +222,8 @@ class RankSession:
                 self._condition.notify_all()
         elif isinstance(message, AbortNotice):
             self.abort.trigger(message.cause)
+        elif isinstance(message, Command):
+            self._commands.append(message)
         elif isinstance(message, Bye):
             self.abort.trigger(Cause("PeerLostError", f"the agent of this process closed ({message.reason})"))
         else:

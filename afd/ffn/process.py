@@ -41,6 +41,7 @@ from afd.families import Family
 from afd.ffn.counters import FFNCounters
 from afd.ffn.experts import split_experts
 from afd.ffn.mesh import RowMesh
+from afd.ffn.profile import Profiling
 from afd.ffn.rows import GroupRows
 from afd.ffn.server import FFNServer
 from afd.ffn.watch import LayerWatch
@@ -226,8 +227,10 @@ class RankProcess:
         crossing.session.report({}, state="ready-to-warm")
         reporter = Reporter(crossing.session, self.counters.snapshot)
         epoch.callback(reporter.close)
+        profiling = Profiling(self._config.profiler_config, crossing.session, spec.rank)
+        epoch.callback(profiling.close)
         try:
-            self.server(link).serve(listener.next)
+            self.server(link).serve(profiling.between(listener.next))
         except RuntimeError as error:
             if mesh is None or (loss := mesh.blame(error)) is None:
                 raise

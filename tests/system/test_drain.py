@@ -26,12 +26,12 @@ LATE = {"model": "afd", "prompt": "x", "max_tokens": 4}
 TOLD = pytest.mark.parametrize("told", list(Role), ids=str)
 
 
-def http(url: str, body: object = None, method: str = "POST") -> tuple[int, Any]:
+def http(url: str, body: object = None, method: str = "POST", timeout_s: float = 10.0) -> tuple[int, Any]:
     """Status and JSON of an answer; status 0 when nobody answers."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
