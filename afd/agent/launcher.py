@@ -126,10 +126,12 @@ class Launcher:
         argv: Sequence[str],
         environment: Mapping[str, str],
         write: Callable[[str], None],
+        clean: Callable[[str], str] = lambda line: line,
     ) -> Child:
         """Fork ``target`` ("module:function", called with ``argv``) with exactly this environment, in this directory.
 
-        Its output arrives line by line at ``write``. Raises RoleFailedError when the launcher is gone.
+        Its output arrives line by line at ``write``, each as ``clean`` makes it. Raises RoleFailedError when the
+        launcher is gone.
         """
         loop = asyncio.get_running_loop()
         read_end, write_end = os.pipe()
@@ -163,12 +165,14 @@ class Launcher:
             os.close(write_end)
             self._starting.pop(name, None)
         child = self._children.setdefault(pid, Child(name, pid, loop.create_future()))
-        reader = asyncio.create_task(self._pump(child, read_end, write))
+        reader = asyncio.create_task(self._pump(child, read_end, write, clean))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         return child
 
-    async def _pump(self, child: Child, descriptor: int, write: Callable[[str], None]) -> None:
+    async def _pump(
+        self, child: Child, descriptor: int, write: Callable[[str], None], clean: Callable[[str], str]
+    ) -> None:
         stream = asyncio.StreamReader(limit=1 << 20)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb")
@@ -181,7 +185,7 @@ class Launcher:
                     continue
                 if not line:
                     return
-                text = line.decode(errors="replace").rstrip("\n")
+                text = clean(line.decode(errors="replace").rstrip("\n"))
                 child.tail.append(text)
                 del child.tail[: -self.TAIL]
                 write(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import queue
+from collections.abc import Callable
 from typing import TextIO
 
 from afd.agent.threads import start_thread
@@ -18,10 +19,11 @@ LINES = 20_000
 
 
 class Output:
-    """Writes whole lines to ``stream`` in the order in which they were given. Safe to use from any thread."""
+    """Writes whole lines to ``stream`` in the order in which they were given, each as ``clean`` makes it. Safe to use
+    from any thread."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, clean: Callable[[str], str] = lambda line: line) -> None:
+        self._stream, self._clean = stream, clean
         self._queue: queue.Queue[str | None] = queue.Queue(LINES)
         self._dropped = 0
         self._thread = start_thread(self._run, "afd-output")
@@ -47,7 +49,7 @@ class Output:
                 if self._dropped:
                     dropped, self._dropped = self._dropped, 0
                     self._stream.write(f"afd: {dropped} lines were dropped: nobody read them\n")
-                self._stream.write(text + "\n")
+                self._stream.write(self._clean(text) + "\n")
                 self._stream.flush()
             except (
                 OSError,

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from afd import pins, support
-from afd.agent import cores, fit, model_files, split, vllm_arguments, vllm_flags, vllm_policy
+from afd.agent import cores, fit, model_files, secrets, split, vllm_arguments, vllm_flags, vllm_policy
 from afd.agent.environment import cpu_environment, runner_of
 from afd.agent.model_files import HubModel
+from afd.agent.secrets import Secrets
 from afd.agent.share import DATA, TENSOR, refuse_for_ffn, share_of, size
 from afd.agent.vllm_arguments import SHUTDOWN_S, VllmArguments
 from afd.config import AFDConfig, kinds, to_json
@@ -53,8 +54,8 @@ class RolePlan:
     model: Path
     ranks: tuple[Rank, ...]
     hello: Hello
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
+    argv: tuple[str, ...] = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
     target: str
     api_host: str
     api_port: int
@@ -67,6 +68,7 @@ class RolePlan:
     download: HubModel | None = None
     headless: bool = False
     profile_directory: str = ""
+    secrets: Secrets = field(default_factory=Secrets)
 
     @property
     def replicas(self) -> tuple[Rank, ...]:
@@ -151,6 +153,10 @@ def plan_role(
     mine = [plans[config.topology.world_rank(rank)] for rank in ranks]
     served = arguments.values.get("--served-model-name") or (model,)
     keys = arguments.values.get("--api-key") or (environment.get("VLLM_API_KEY", ""),)
+    hidden = secrets.of_role(arguments, environment, config)
+    flags, variables = secrets.off_the_command_line(arguments)
+    environment = {**environment, **variables}
+    arguments = vllm_arguments.parse(arguments.without(*flags))
     argv = [str(directory)] + vllm_arguments.complete(
         arguments,
         additional={"afd": to_json(config)},
@@ -207,6 +213,7 @@ def plan_role(
         drain_s=drain_s,
         answer_s=answer_s,
         served_model=served[0],
+        secrets=hidden,
         profile_directory=str(profile.get("torch_profiler_dir") or ""),
         api_key=keys[0],
         download=None if dummy else on_hub,

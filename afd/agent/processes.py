@@ -161,7 +161,12 @@ class Processes:
                 self._write(f"{prefix}{line}")
 
         child = await self._launcher.spawn(
-            name, self._plan.target, self._plan.argv, {**self._environment, **more}, write
+            name,
+            self._plan.target,
+            self._plan.argv,
+            {**self._environment, **more},
+            write,
+            self._plan.secrets.hide,
         )
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)

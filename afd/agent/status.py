@@ -88,11 +88,11 @@ class AgentStatus:
 
     def again(self, error: AFDError, attempt: str) -> None:
         """The epoch ended with ``error``, and the role starts again; ``attempt`` is "attempt 2 of 5"."""
-        self._last_error, self._starting_again = str(error), attempt
+        self._last_error, self._starting_again = self._plan.secrets.hide(str(error)), attempt
         self._restarts += 1
         self._metrics.restarted(type(error).__name__)
         self._control, self.stalled_s = None, lambda: None
-        self._machine.to(State.STARTING, str(error))
+        self._machine.to(State.STARTING, self._last_error)
 
     def ready_again(self, seconds: float) -> None:
         """The role is ready, ``seconds`` after it lost its last epoch."""
@@ -102,11 +102,11 @@ class AgentStatus:
         """The role ends with ``error``. The first one counts."""
         if self._machine.state.final:
             return
-        self._last_error = str(error)
+        self._last_error = self._plan.secrets.hide(str(error))
         if isinstance(error, MismatchError):
             for difference in error.differences:
                 self._metrics.handshake_failed(difference.field)
-        self._machine.fail(str(error))
+        self._machine.fail(self._last_error)
 
     def report(self, rank: Rank, counters: Mapping[str, float]) -> None:
         """Take over what a rank process counted."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import click
 
-from afd.agent import vllm_arguments
+from afd.agent import secrets, vllm_arguments
 from afd.agent.environment import RUNNER_VARIABLE
 from afd.agent.output import Output, OutputHandler
 from afd.agent.plan import RolePlan, plan_role
@@ -98,6 +98,7 @@ def command(
     refuse_unknown(vllm_args)
     if model.startswith("-"):
         raise ConfigError(f"MODEL comes right after the role, before vLLM's arguments; found {model}")
+    leave_no_secret_on_the_command_line(vllm_args)
     return serve(plan(ctx, Role(role), model, vllm_args, agent_host, agent_port, afd_runner))
 
 
@@ -129,9 +130,20 @@ def plan(
     )
 
 
+def leave_no_secret_on_the_command_line(vllm_args: Sequence[str]) -> None:
+    """Run this program again, as the same process, with keys and tokens in the environment.
+
+    Everybody on the machine can read a command line.
+    """
+    command, variables = secrets.command_line_without(sys.orig_argv, vllm_arguments.parse(vllm_args))
+    if command != sys.orig_argv:
+        sys.stdout.flush(), sys.stderr.flush()
+        os.execve(sys.executable, command, {**os.environ, **variables})
+
+
 def serve(plan: RolePlan) -> int:
     """Run the role's agent to its end. Returns 0 after a stop; raises the AFDError that ended the role."""
-    output = Output(sys.stderr)
+    output = Output(sys.stderr, plan.secrets.hide)
     logging.basicConfig(
         level=logging.INFO,
         handlers=[OutputHandler(output)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import socket
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from afd.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+_SECRET = re.compile(r"(--?[\w.-]*(?:key|token|secret|password)[\w.-]*[= ])\S+", re.IGNORECASE)
+"""A word of a command line that its flag says is nobody's business."""
 _UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
@@ -82,7 +85,7 @@ def owner(port: int) -> str:
             if connection.pid is None:
                 return hidden
             try:
-                command = " ".join(psutil.Process(connection.pid).cmdline())
+                command = _SECRET.sub(r"\1***", " ".join(psutil.Process(connection.pid).cmdline()))
             except psutil.Error:
                 command = "its command line is hidden"
             return f"pid {connection.pid} ({command[:160]})"
