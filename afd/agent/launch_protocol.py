@@ -10,6 +10,10 @@ import signal
 LAUNCHER_VARIABLE = "AFD_LAUNCHER"
 MAX_MESSAGE = 1 << 17
 """Bytes of one request or event: a whole environment fits."""
+OUTPUT_VARIABLE = "AFD_OUTPUT_SOCKET"
+"""Where processes that are forked from a role's process write: the name of a socket, "@…"."""
+NAMES_A_RANK = "\0rank "
+"""How a line begins that says whose lines the ones after it are."""
 ERROR = "afd: error: "
 """How the last line of a process begins that ended with an AFDError."""
 

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE, die_with_parent
+from afd.agent.streams import LONGEST, read_lines
 from afd.errors import RoleFailedError
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ class Launcher:
         launcher is gone.
         """
         loop = asyncio.get_running_loop()
-        read_end, write_end = os.pipe()
+        pipes = [os.pipe(), os.pipe()]  # output and errors would cut each other's lines in one
+        reads, writes = [read for read, _ in pipes], [write for _, write in pipes]
         started: asyncio.Future[int] = loop.create_future()
         self._starting[name] = started
         request = {
@@ -150,45 +152,41 @@ class Launcher:
                 raise RoleFailedError(
                     f"the environment and arguments of {name} are {len(message)} bytes; at most {MAX_MESSAGE} fit"
                 )
-            socket.send_fds(self._connection, [message], [write_end, write_end])
+            socket.send_fds(self._connection, [message], writes)
             pid = await asyncio.wait_for(started, FORK_S)
-        except asyncio.TimeoutError:
-            os.close(read_end)
-            raise RoleFailedError(f"the launcher did not start {name} within {FORK_S:.0f} s") from None
-        except OSError as error:
-            os.close(read_end)
-            raise RoleFailedError(f"the launcher is gone: {error}") from error
-        except BaseException:
-            os.close(read_end)
+        except BaseException as error:
+            _close(reads)
+            if isinstance(error, asyncio.TimeoutError):
+                raise RoleFailedError(f"the launcher did not start {name} within {FORK_S:.0f} s") from None
+            if isinstance(error, OSError):
+                raise RoleFailedError(f"the launcher is gone: {error}") from error
             raise
         finally:
-            os.close(write_end)
+            _close(writes)
             self._starting.pop(name, None)
         child = self._children.setdefault(pid, Child(name, pid, loop.create_future()))
-        reader = asyncio.create_task(self._pump(child, read_end, write, clean))
-        self._readers.add(reader)
-        reader.add_done_callback(self._readers.discard)
+        for read in reads:
+            reader = asyncio.create_task(self._pump(child, read, write, clean))
+            self._readers.add(reader)
+            reader.add_done_callback(self._readers.discard)
         return child
 
     async def _pump(
         self, child: Child, descriptor: int, write: Callable[[str], None], clean: Callable[[str], str]
     ) -> None:
-        stream = asyncio.StreamReader(limit=1 << 20)
+        stream = asyncio.StreamReader(limit=LONGEST)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb")
         )
+
+        def said(line: str) -> None:
+            text = clean(line)
+            child.tail.append(text)
+            del child.tail[: -self.TAIL]
+            write(text)
+
         try:
-            while True:
-                try:
-                    line = await stream.readline()
-                except ValueError:  # longer than the limit: what has arrived of it is dropped
-                    continue
-                if not line:
-                    return
-                text = clean(line.decode(errors="replace").rstrip("\n"))
-                child.tail.append(text)
-                del child.tail[: -self.TAIL]
-                write(text)
+            await read_lines(stream, said)
         finally:
             transport.close()
 
@@ -237,6 +235,11 @@ class Launcher:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 async def _connected(path: str, process: subprocess.Popen[bytes] | None, deadline_s: float) -> socket.socket:

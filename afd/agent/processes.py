@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,11 +24,12 @@ from afd.agent.deaths import Deaths
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
 from afd.agent.last_words import exception_below, last_words, without_name
-from afd.agent.launch_protocol import ERROR
+from afd.agent.launch_protocol import ERROR, OUTPUT_VARIABLE
 from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit
 from afd.agent.leftovers import Leftovers
 from afd.agent.plan import RolePlan
 from afd.agent.priority import before_the_model
+from afd.agent.streams import Streams
 from afd.connectors.shm.segment import sweep
 from afd.control.abort import Cause
 from afd.control.channel import SOCKET_ENV
@@ -77,6 +79,8 @@ class Processes:
         self._inflight = InflightFile(runtime / "inflight", create=True)
         self._environment: dict[str, str] = {}
         self._errors: list[str] = []
+        self._streams: Streams | None = None
+        self._below: deque[str] = deque(maxlen=Launcher.TAIL)
         self._observer: asyncio.Task[None] | None = None
         self._settled = False
         self._ended = False
@@ -93,6 +97,11 @@ class Processes:
     def broken(self) -> int:
         """Requests since its start that Attention's API server answered with an error of its own."""
         return self._inflight.broken
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """The last lines of the processes below those that the agent started, without the names of their ranks."""
+        return tuple(self._below)
 
     @property
     def inflight(self) -> int:
@@ -126,6 +135,10 @@ class Processes:
             INFLIGHT_VARIABLE: str(self._runtime / "inflight"),
             **agreed,
         }
+        if self._plan.role is Role.ATTENTION:  # its ranks are forked by its own processes
+            self._streams = Streams(self._heard)
+            await self._streams.start()
+            self._environment[OUTPUT_VARIABLE] = self._streams.address
         if agreed["AFD_RANK_TRANSPORT"] == "collective":
             self._spread_threads()
         self._launcher = await Launcher.open(self._runtime, self._environment, IMPORT_S, own=self._own)
@@ -171,6 +184,12 @@ class Processes:
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)
         return child
+
+    def _heard(self, rank: str, line: str) -> None:
+        """A line of a process below those that the agent started."""
+        text = self._plan.secrets.hide(line)
+        self._below.append(text)
+        self._write(f"({rank}) {text}" if rank else text)
 
     async def settled(self) -> None:
         """The role is ready: every process has its name now, and little changes from here on."""
@@ -231,7 +250,9 @@ class Processes:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not any(child.exited.done() for child in self._children):
-                said = exception_below([line for child in self._children for line in child.tail])
+                said = exception_below(
+                    [*self._below, *(line for child in self._children for line in child.tail)]
+                )
                 words = f"; its last words: {said}" if said else ""
                 return await self._end_of(death.pid, f"{death}{words}")
         await asyncio.Event().wait()
@@ -291,7 +312,7 @@ class Processes:
         """The cause that the end of a process is, with the last thing it said when it left by itself. When one below it
         ended before, that is the cause."""
         code, kind, rank = child.exited.result(), "RoleFailedError", self._rank(child.pid)
-        said = last_words(child.tail)
+        said = last_words([*self._below, *child.tail])
         first = self._deaths.first if code >= 0 else None
         if self._launcher is not None and self._launcher.gone:
             text = f"the launcher was killed or crashed, and the {child.name} (process {child.pid}) with it"
@@ -379,6 +400,8 @@ class Processes:
                 self._launcher.release()
                 await self._gone(2.0)
                 await self._launcher.drain_output(0.3)
+                if self._streams is not None:
+                    await self._streams.close(0.3)
                 await self._launcher.close()
             removed = self._leftovers.remove()
             if removed:

@@ -15,6 +15,7 @@ from vllm.v1.worker import cpu_worker as native
 from afd.attention.peer import Peer, attention_rank_of, report_failure
 from afd.attention.runners import AttentionRunnerV1, AttentionRunnerV2
 from afd.attention.unpinned import Unpinned
+from afd.launch.streams import name_rank
 from afd.rebind import rebind
 
 
@@ -33,6 +34,7 @@ class AttentionWorker(native.CPUWorker):
         self, vllm_config: VllmConfig, local_rank: int, rank: int, *args: Any, **kwargs: Any
     ) -> None:
         self.afd_rank = attention_rank_of(vllm_config, rank)
+        name_rank(str(self.afd_rank))
         with self._afd_blame():
             super().__init__(vllm_config, local_rank, rank, *args, **kwargs)
 

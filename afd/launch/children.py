@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every process of a role does right after it was forked.
 
-A forked process differs from a freshly started one in four ways that matter here: libgomp has read its
-environment already, so thread count and cores must be set by call; its parent's death must be told to it; the ports
-on which its parent listens are open in it, too; and vLLM asks for ``spawn`` by itself on CPU, which would pay ten
-seconds of imports per process again.
+A forked process differs from a freshly started one in ways that matter here: libgomp has read its environment
+already, so thread count and cores must be set by call; its parent's death must be told to it; the ports on which its
+parent listens are open in it, too, and it writes into the same pipe; and vLLM asks for ``spawn`` by itself on CPU,
+which would pay ten seconds of imports per process again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from afd.agent.launch_protocol import die_with_parent
+from afd.launch.streams import take_own_streams
 from afd.rebind import rebind
 
 _NATIVE_SET_NUM_THREADS = torch.set_num_threads
@@ -81,6 +82,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     die_with_parent(_forking)
     leave_ports()
+    take_own_streams()
     apply_thread_environment()
 
 

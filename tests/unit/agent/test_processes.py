@@ -62,7 +62,7 @@ def run(checkpoint: Path, launcher_path: str, tmp_path: Path) -> Run:
 async def said(processes: Processes, word: str, number: int = 0) -> None:
     """Wait until a process has said ``word``; on a busy machine it takes a while to come so far."""
     deadline = time.monotonic() + 30
-    while not any(word in line for line in processes.children[number].tail):
+    while not any(word in line for line in (*processes.children[number].tail, *processes.below)):
         assert time.monotonic() < deadline, f"nobody said {word!r}"
         await asyncio.sleep(0.02)
 
@@ -226,6 +226,22 @@ def test_what_a_rank_claims_is_replaced_by_the_kill_of_a_process_beside_it(
             await processes.end("")
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_lines_of_many_processes_are_whole_and_have_the_name_of_their_rank(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def work(processes: Processes) -> None:
+        await settled(processes)
+
+    run("speak_all_at_once", work, Role.ATTENTION)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "tick" in line]
+    for rank in range(4):
+        prefix = f"(A{rank}) " if rank else ""
+        for stream in ("stdout", "stderr"):
+            expected = [f"{prefix}{stream} of {rank} tick {number} {'x' * 3000}" for number in range(200)]
+            assert [line for line in lines if f"{stream} of {rank} " in line] == expected
+    assert len(lines) == 4 * 2 * 200
 
 
 def test_processes_end_when_asked_and_are_killed_when_they_do_not(run: Run) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from afd.errors import ConfigError, MismatchError
+from afd.launch.streams import name_rank
 
 
 def succeed(argv: Sequence[str]) -> None:
@@ -134,6 +135,29 @@ def _heir(descriptor: int, unix: socket.socket) -> None:
     listens = unix.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     print(f"the child has {name} in its place, and a unix socket{' that listens' * listens}", flush=True)
     time.sleep(600)
+
+
+def speak_all_at_once(argv: Sequence[str]) -> None:
+    """This process and three that it forks write to both of their streams, in pieces, at the same time."""
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=_speak, args=(rank,)) for rank in (1, 2, 3)]
+    for other in others:
+        other.start()
+    _speak(0)
+    for other in others:
+        other.join()
+
+
+def _speak(rank: int) -> None:
+    if rank:
+        name_rank(f"A{rank}")
+    for number in range(200):
+        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+            stream.write(f"{name} of {rank} tick {number} ")
+            stream.flush()
+            stream.write("x" * 3000)
+            stream.write("\n")
+    sys.stdout.flush()
 
 
 def wait(argv: Sequence[str]) -> None:
