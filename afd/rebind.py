@@ -87,6 +87,14 @@ HOOKS: tuple[Hook, ...] = (
         "look at a model's class in the launcher, which has imported it, instead of importing vLLM once more per role",
         "vLLM inspects a class that is imported already in place",
     ),
+    Hook(
+        "vllm.config.parallel",
+        "get_open_ports_list",
+        "(count)",
+        "afd.launch.api_server.main",
+        "data-parallel ranks listen on them seconds later, and no outgoing connection must have taken one by then",
+        "vLLM keeps the ports that it has chosen open until they are used",
+    ),
 )
 
 

@@ -33,7 +33,7 @@ from afd.connectors.camp2p import CAMP2pAFDConnector
 from afd.connectors.collective.transport import CollectiveTransport
 from afd.connectors.shm.transport import Helper, ShmTransport
 from afd.control.messages import Step
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from afd.testing.ranks import RankContext, run_ranks
 from afd.topology import Rank, Role, Topology
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm.config import parallel
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.plugins import load_general_plugins
 
 from afd.launch.arguments import judged_by_vllm, parse
 from afd.launch.children import forked_children
+from afd.launch.free_ports import free_ports
+from afd.rebind import rebind
 
 
 def main(argv: Sequence[str]) -> None:
@@ -23,5 +26,5 @@ def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     command = ServeSubcommand()
     command.validate(args)
-    with forked_children(), judged_by_vllm():
+    with forked_children(), judged_by_vllm(), rebind(parallel, get_open_ports_list=free_ports):
         command.cmd(args)

@@ -22,7 +22,7 @@ from afd.agent.model_files import resolve
 from afd.agent.plan import API_SERVER
 from afd.agent.run_directory import RunDirectory
 from afd.errors import RoleFailedError
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from afd.testing.stack import GONE_S, POLL_S, Layout, answers, base_environment
 
 

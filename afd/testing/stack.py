@@ -29,7 +29,7 @@ from afd.agent.launcher import describe_exit, own_session, start_launcher
 from afd.agent.leftovers import runs
 from afd.agent.run_directory import RunDirectory
 from afd.errors import PeerAbsentError, RoleFailedError
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from afd.topology import Role, Topology
 
 POLL_S = 0.05

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from afd.launch.free_ports import free_port
 from afd.testing.completions import Answer, Question
-from afd.testing.free_ports import free_port
 from afd.testing.stack import Group, RoleProcess
 from afd.topology import Role
 from tests.system.rig import READY_S, differences, ends, start, until

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from afd.testing.stack import Group, Layout, RoleProcess, status
 from afd.topology import Role, Topology
 from tests.system.conftest import DETAILED, layout

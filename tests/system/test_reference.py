@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from afd.agent.model_files import resolve
+from afd.launch.free_ports import free_port
 from afd.testing.completions import Question, ask_all
-from afd.testing.free_ports import free_port
 from afd.testing.reference import Reference, native_arguments, native_environment
 from afd.testing.stack import Layout
 from tests.system.conftest import layout

@@ -115,7 +115,9 @@ def _replaced(before: dict[tuple[str, str], Any]) -> dict[str, bool]:
         else:
             places.append((hook.module, hook.name))
     now = _names()
-    return {".".join(place): now[place] is not before[place] for place in places}
+    # Of the models only that of the run is imported.
+    known = [place for place in places if place in before and place in now]
+    return {".".join(place): now[place] is not before[place] for place in known}
 
 
 if __name__ == "__main__":

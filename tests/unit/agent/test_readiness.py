@@ -15,7 +15,7 @@ from afd.agent import readiness
 from afd.agent.plan import RolePlan
 from afd.control.abort import Cause
 from afd.errors import RoleFailedError
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from tests.unit.agent.plans import FLOAT32, planned
 
 STEP_S = 1.0

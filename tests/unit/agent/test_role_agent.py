@@ -21,7 +21,7 @@ import pytest
 
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.agent.leftovers import title
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from tests.unit.agent.hub import hub
 from tests.unit.agent.roles import SETTINGS
 from tests.unit.launch.forks import environment, wait_until

@@ -13,8 +13,8 @@ import pytest
 
 from afd.agent.status import AgentStatus
 from afd.errors import ConfigError, Difference, MismatchError, PeerLostError
+from afd.launch.free_ports import free_port
 from afd.observe.state import State
-from afd.testing.free_ports import free_port
 from afd.topology import Rank, Role
 from tests.unit.agent.plans import planned
 from tests.unit.control.agents import Agents

@@ -22,8 +22,8 @@ from afd.agent import plan, run_directory
 from afd.cli import checks, doctor, packages
 from afd.cli.checks import FAIL, OK, SKIP, WARN, Finding
 from afd.cli.main import run
+from afd.launch.free_ports import free_port
 from afd.observe import server
-from afd.testing.free_ports import free_port
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -17,7 +17,7 @@ from afd.control.group import Control, Waiting
 from afd.control.handshake import names, ranks_of
 from afd.control.messages import PROTOCOL, Fingerprint, Hello, Host, Layout
 from afd.control.rendezvous import open_control
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from afd.topology import Rank, Role
 
 

@@ -14,7 +14,7 @@ import pytest
 from afd.control import ports
 from afd.control.ports import listen, owner, privileged
 from afd.errors import ConfigError
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 
 
 def test_the_owner_of_a_port_is_named_with_pid_and_command() -> None:

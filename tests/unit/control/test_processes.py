@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 30.0

@@ -21,7 +21,7 @@ from afd.control.messages import MAGIC, Challenge, Heartbeat, Join, Waiting, enc
 from afd.control.ports import listen
 from afd.control.rendezvous import open_control
 from afd.errors import AFDError, ConfigError, MismatchError, PeerAbsentError, PeerLostError
-from afd.testing.free_ports import free_port
+from afd.launch.free_ports import free_port
 from tests.unit.control.agents import Agents, config_of, ended, until
 
 T = TypeVar("T")

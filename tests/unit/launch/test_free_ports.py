@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from afd.testing import free_ports
-from afd.testing.free_ports import candidates, free_port
+from afd.launch import free_ports
+from afd.launch.free_ports import candidates, free_port
 
 
 def test_no_port_is_given_twice() -> None:

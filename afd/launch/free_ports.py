@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP ports for groups and tests, each given once.
+"""TCP ports that are still free a moment later, each given once.
 
 Asking the kernel for port 0 and closing the socket is not enough: the kernel may give the same number again, to
 the next caller or to an outgoing connection, before whoever the port is for listens on it.
@@ -30,6 +30,11 @@ def free_port() -> int:
             _given.add(port)
             return port
     raise OSError(f"found no free TCP port between {ports.start} and {ports.stop - 1} in {_TRIES} tries")
+
+
+def free_ports(count: int = 5) -> list[int]:
+    """``count`` ports for vLLM, which lets its data-parallel ranks listen on them seconds after it has chosen them."""
+    return [free_port() for _ in range(count)]
 
 
 def candidates(first_outgoing: int, last_outgoing: int) -> range:
