@@ -203,8 +203,10 @@ def sweep_probes(directory: Path = DIRECTORY) -> list[str]:
                 found = os.fstat(descriptor)
                 if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-                    removed.append(path.name)
+                    # Its owner may have removed it since it was opened, and what has its name now is another's.
+                    if os.fstat(descriptor).st_nlink:
+                        path.unlink()
+                        removed.append(path.name)
             finally:
                 os.close(descriptor)
     return removed
