@@ -19,7 +19,7 @@ from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
 from afd.agent.processes import EXIT_STATUS_S, KILL_S, Processes
 from afd.agent.progress import Progress
-from afd.agent.stall import StallWatch, first_failure
+from afd.agent.stall import StallWatch, first_failure, while_none_is_stopped
 from afd.agent.status import AgentStatus
 from afd.agent.stopping import SETTLE_S, Stop, Stopping, until_a_peer_stops
 from afd.control.abort import Cause
@@ -37,6 +37,11 @@ ACCOUNT_S = KILL_S + 0.1
 """How long the account of a process that has ended may take. Its agent looks for a kill behind it, first."""
 READY_S = 10.0
 """How long the other role may take to say that it is ready when this one has used up its time to load."""
+
+
+STOPPED = 0.7
+"""The part of ``step_s`` after which a stopped process is named: before an FFN rank (0.8) gives up its rank, or that of
+another one that waits for it."""
 
 
 class Epoch:
@@ -231,7 +236,12 @@ class Epoch:
             plan.config.timeouts.step_s,
         )
         self._status.stalled_s = lambda: watch.stalled_s
-        error = await first_failure(watch.run(), readiness.while_healthy(plan))
+        patience_s = STOPPED * plan.config.timeouts.step_s
+        error = await first_failure(
+            watch.run(),
+            readiness.while_healthy(plan),
+            while_none_is_stopped(lambda: watch.stalled_s, processes.stopped, patience_s),
+        )
         await control.fail(Cause.of(error, str(plan.ranks[0]), plan.hello.host.name))
 
     async def _guarded(self, control: Control, work: Coroutine[Any, Any, None]) -> None:

@@ -34,7 +34,7 @@ from afd.connectors.shm.segment import sweep
 from afd.control.abort import Cause
 from afd.control.channel import SOCKET_ENV
 from afd.control.hub import Process
-from afd.errors import ConfigError
+from afd.errors import ConfigError, RoleFailedError
 from afd.topology import Rank, Role
 
 log = logging.getLogger(__name__)
@@ -327,6 +327,15 @@ class Processes:
             if code >= 0 and said:
                 text += f"; its last words: {said}"
         return Cause(kind, text, rank=rank, host=self._plan.hello.host.name)
+
+    def stopped(self) -> RoleFailedError | None:
+        """The error of a process of the tree that is stopped now, if there is one."""
+        for process in self._leftovers.alive():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    text = f"{self._leftovers.name(process.pid)} is stopped, and nothing was computed for requests"
+                    return RoleFailedError(text, self._rank(process.pid))
+        return None
 
     def _rank(self, pid: int) -> str:
         """The rank to blame for the end of a process: the one that it is, or else the first below it (an engine has

@@ -68,6 +68,27 @@ class StallWatch:
             ) from None
 
 
+async def while_none_is_stopped(
+    stalled_s: Callable[[], float | None], stopped: Callable[[], RoleFailedError | None], limit_s: float
+) -> NoReturn:
+    """Watch until cancelled. Raises the error of a process that is stopped (SIGSTOP) while requests wait and nothing is
+    computed, when that lasts for ``limit_s``.
+
+    Shorter than others wait, who could only name the rank that waits for the stopped one. One that is stopped while
+    nobody waits harms nobody.
+    """
+    since: float | None = None
+    while True:
+        await asyncio.sleep(POLL_S)
+        error = stopped() if stalled_s() is not None else None
+        if error is None:
+            since = None
+        elif since is None:
+            since = time.monotonic()
+        elif time.monotonic() - since > limit_s:
+            raise error
+
+
 async def first_failure(*watches: Coroutine[Any, Any, NoReturn]) -> RoleFailedError:
     """What the first of the watches raises; the others are cancelled."""
     tasks = [asyncio.create_task(watch) for watch in watches]

@@ -23,9 +23,10 @@ __all__ = ["roles"]
 RESTS = {"ffn": "ffn_rank_that_rests", "attention": "api_server_with_a_rank"}
 
 
-def settings(**rejoin: Any) -> dict[str, str]:
+def settings(timeouts: dict[str, float] | None = None, **rejoin: Any) -> dict[str, str]:
     """The variable that makes a role of these tests rejoin."""
-    return {SETTINGS: json.dumps({"on_loss": "rejoin", "rejoin": {"backoff_s": 0.2, **rejoin}})}
+    more = {} if timeouts is None else {"timeouts": timeouts}
+    return {SETTINGS: json.dumps({"on_loss": "rejoin", "rejoin": {"backoff_s": 0.2, **rejoin}, **more})}
 
 
 def start(roles: Roles, *names: str, **rejoin: Any) -> None:
@@ -178,6 +179,22 @@ def test_a_wrong_argument_is_final_for_the_role_that_has_it_and_a_lost_peer_for_
     wait_until(lambda: roles.get("ffn", "/status")[1]["waiting_for"] == ["A0"], "FFN waits for another one")
     roles.running["ffn"].send_signal(signal.SIGTERM)
     assert roles.ended("ffn")[0] == 0
+
+
+@pytest.mark.parametrize("role", ["ffn", "attention"])
+def test_a_peer_that_does_not_come_back_by_the_deadline_is_final_and_named(roles: Roles, role: str) -> None:
+    other = "attention" if role == "ffn" else "ffn"
+    brief = {"rendezvous_s": 3.0, "heartbeat_s": 0.2, "grace_s": 1.0, "step_s": 5.0}
+    roles.start(other, target=RESTS[other], **settings())
+    roles.start(role, target=RESTS[role], **settings(timeouts=brief))
+    roles.ready()
+    rest = roles.processes(role)
+    roles.running[other].kill()
+    code, line = roles.ended(role)
+    assert (code, line.startswith(f"{'A0' if role == 'ffn' else 'F0'} did not arrive at ")) == (69, True), (
+        line
+    )
+    assert not any(runs(process) for process in rest)
 
 
 @pytest.mark.parametrize("stays", ["ffn", "attention"])

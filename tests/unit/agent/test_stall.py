@@ -104,3 +104,31 @@ def test_a_role_that_has_nothing_to_do_or_computes_is_not_asked() -> None:
     asyncio.run(busy.watched(0.6))
     assert idle.asked == busy.asked == 0
     assert set(idle.stalls) == set(busy.stalls) == {None}
+
+
+STOPPED = RoleFailedError("VLLM::Worker (process 12) is stopped", "A1")
+
+
+def test_a_process_that_is_stopped_while_requests_wait_is_named_after_a_while() -> None:
+    began = time.monotonic()
+    with pytest.raises(RoleFailedError, match="process 12") as info:
+        asyncio.run(asyncio.wait_for(stall.while_none_is_stopped(lambda: 0.5, lambda: STOPPED, 0.3), 5))
+    assert info.value.rank == "A1"
+    assert time.monotonic() - began > 0.3
+
+
+@pytest.mark.parametrize(
+    ("stalled_s", "pauses"), [(None, False), (0.5, True)], ids=["nobody waits", "goes on"]
+)
+def test_a_process_that_is_stopped_for_a_moment_or_while_nobody_waits_is_no_failure(
+    stalled_s: float | None, pauses: bool
+) -> None:
+    looks = 0
+
+    def stopped() -> RoleFailedError | None:
+        nonlocal looks
+        looks += 1
+        return None if pauses and looks % 2 else STOPPED
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(stall.while_none_is_stopped(lambda: stalled_s, stopped, 0.4), 2))
