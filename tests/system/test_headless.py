@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
+from afd.agent.leftovers import title
 from afd.launch.free_ports import free_port
 from afd.testing.stack import Group, Layout, RoleProcess, status
 from afd.topology import Role, Topology
@@ -24,6 +27,7 @@ from tests.system.interview import (
     reasons,
     report,
 )
+from tests.system.rig import processes, until
 
 Natives = Callable[[Layout, Script], Interview]
 Groups = Callable[..., Group]
@@ -34,10 +38,12 @@ pytestmark = pytest.mark.timeout(300)
 class Spread:
     """A group of F0, an agent with A0 and the API server, and an agent with A1 only."""
 
-    def __init__(self, groups: Groups, launcher: str, directory: Path, runner: str) -> None:
+    def __init__(
+        self, groups: Groups, launcher: str, directory: Path, runner: str, afd_args: tuple[str, ...]
+    ) -> None:
         # Two busy cores may need more than the default for a request and the steps that both replicas end together.
         vllm_args = (*DETAILED, "--shutdown-timeout", "20")
-        self.layout = layout(runner, vllm_args=vllm_args, topology=Topology(2, 1))
+        self.layout = layout(runner, vllm_args=vllm_args, topology=Topology(2, 1), afd_args=afd_args)
         rpc = ("--data-parallel-size-local", "1", "--data-parallel-rpc-port", str(free_port()))
         self.group = groups(self.layout, arguments={Role.ATTENTION: rpc})
         self.group.start()
@@ -65,11 +71,11 @@ class Spread:
 @pytest.fixture
 def spread(
     groups: Groups, launchers: Callable[[str], str], tmp_path: Path
-) -> Iterator[Callable[[str], Spread]]:
+) -> Iterator[Callable[..., Spread]]:
     with ExitStack() as scope:
 
-        def make(runner: str) -> Spread:
-            made = Spread(groups, launchers(runner), tmp_path / "rest", runner)
+        def make(runner: str, *afd_args: str) -> Spread:
+            made = Spread(groups, launchers(runner), tmp_path / "rest", runner, afd_args)
             scope.callback(made.rest.close)
             made.ready()
             return made
@@ -130,3 +136,32 @@ def test_the_death_of_the_agent_without_api_server_ends_all_with_one_cause(
     assert (ends["F0"], ends["A0"]) == (70, 70)
     assert made.group.ffn.error() == made.group.attention.error()
     assert "A1: its agent" in made.group.ffn.error()
+
+
+@pytest.mark.parametrize("victim", ["a worker of A1", "the API server"])
+def test_three_agents_meet_again_when_one_of_them_lost_a_process(
+    victim: str, spread: Callable[..., Spread]
+) -> None:
+    made = spread("v2", "--afd-on-loss", "rejoin")
+    before = asyncio.run(status(made.rest.agent_url))["epoch"]
+    if victim == "the API server":
+        pid = processes(made.group.attention)["API server"]
+    else:
+        (engines,) = processes(made.rest).values()
+        below = psutil.Process(engines).children(recursive=True)
+        pid = next(process.pid for process in below if "Worker" in title(process))
+    os.kill(pid, signal.SIGKILL)
+
+    def again() -> bool:
+        now = [asyncio.run(status(role.agent_url)) for role in made.roles]
+        return all(body["state"] == "ready" and body["epoch"] != before for body in now)
+
+    until(again, 60, "a new epoch")
+    bodies = [asyncio.run(status(role.agent_url)) for role in made.roles]
+    assert len({body["epoch"] for body in bodies}) == 1
+    assert [body["restarts"] for body in bodies] == [1, 1, 1]
+    blamed = "A0: " if victim == "the API server" else "A1: "
+    assert all(body["last_error"].startswith(blamed) for body in bodies), bodies
+    assert [asyncio.run(ask(made.group.attention.api_url, replica, 8)) for replica in (0, 1)] == [8, 8]
+    made.group.attention.signal(signal.SIGTERM)
+    assert made.ends() == {"F0": 0, "A0": 0, "A1": 0}

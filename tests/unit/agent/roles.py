@@ -57,6 +57,18 @@ def ffn_rank_that_rests(argv: Sequence[str]) -> None:
         session.close(RESTS)
 
 
+def ffn_rank_that_loads_for_a_while(argv: Sequence[str]) -> None:
+    """It hears of the end of an epoch only when it has loaded, as one whose weights take minutes."""
+    session = RankSession.attach(rank=F0)
+    time.sleep(4.0)
+    print("loaded", flush=True)
+    try:
+        session.exchange("resolved", "loaded", 30.0)
+    except AFDError:
+        session.close(RESTS)
+        ffn_rank_that_rests(argv)
+
+
 def attach_some_time() -> RankSession:
     while True:
         try:

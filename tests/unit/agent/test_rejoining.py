@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import urllib.request
@@ -213,6 +214,18 @@ def test_each_role_decides_for_itself_whether_it_stays(roles: Roles, stays: str)
     assert roles.get(stays, "/status")[1]["restarts"] == 1
     roles.running["attention"].send_signal(signal.SIGTERM)
     assert [roles.ended(role)[0] for role in ("ffn", "attention")] == [0, 0]
+
+
+def test_an_ffn_process_that_loads_goes_on_loading_over_the_end_of_an_epoch(roles: Roles) -> None:
+    roles.start("ffn", target="ffn_rank_that_loads_for_a_while", **settings())
+    roles.start("attention", target=RESTS["attention"], **settings())
+    wait_until(lambda: "(F0) attached" in roles.text("ffn"), "FFN loads")
+    wait_until(lambda: len(roles.processes("attention")) == 1, "Attention has a process")
+    child(roles, "attention").kill()
+    next_epoch(roles, "")
+    assert len(re.findall("is process", roles.text("ffn"))) == 1
+    assert roles.text("ffn").count("(F0) loaded") == 1
+    assert roles.get("ffn", "/status")[1]["restarts"] == 1
 
 
 def test_an_ffn_process_that_does_not_come_to_rest_is_started_again(roles: Roles) -> None:
