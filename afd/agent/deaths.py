@@ -17,6 +17,7 @@ import psutil
 
 from afd.agent.launcher import describe_exit
 from afd.agent.leftovers import runs
+from afd.control.events import happens
 
 _VLLM = "VLLM::"
 _OURS = (_VLLM, "afd::")
@@ -97,11 +98,7 @@ class Deaths:
 
     async def wait(self, timeout_s: float | None) -> Death | None:
         """The first that was no success; waits for it at most ``timeout_s``, or for ever."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return None
-        return self._first
+        return self._first if await happens(self._changed, timeout_s) else None
 
     def close(self) -> None:
         for process in list(self._descriptors):

@@ -24,6 +24,7 @@ from afd.agent.status import AgentStatus
 from afd.agent.stopping import SETTLE_S, Stop, Stopping, until_a_peer_stops
 from afd.control.abort import Cause
 from afd.control.channel import Deadline
+from afd.control.events import happens
 from afd.control.group import Control
 from afd.control.handshake import names
 from afd.control.hub import LocalHub, Process, open_hub
@@ -174,15 +175,13 @@ class Epoch:
 
     async def _until_connected(self, deadline: Deadline) -> None:
         """The ranks have their weights, and a link to the other role."""
-        try:
-            await asyncio.wait_for(self._connected.wait(), deadline.remaining())
-        except asyncio.TimeoutError:
+        if not await happens(self._connected, deadline.remaining()):
             load_s = self._plan.config.timeouts.load_s
             late = names([rank for rank in self._plan.ranks if rank not in self._warmed])
             raise RoleFailedError(
                 f"{late} was not connected within {load_s:g} s of the rendezvous; give it more with "
                 "--afd-timeouts-load-s"
-            ) from None
+            )
 
     async def _serve(
         self,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from afd.control.abort import Cause
 from afd.control.channel import socket_path
+from afd.control.events import happens
 from afd.control.group import Control
 from afd.control.link import Link
 from afd.control.messages import (
@@ -116,9 +117,7 @@ class LocalHub:
             loading = {process.rank for process in self._links if process not in self._offered}
             if self.resting | loading >= set(ranks):
                 return True
-            try:
-                await asyncio.wait_for(self._detached.wait(), max(0.0, deadline - time.monotonic()))
-            except asyncio.TimeoutError:
+            if not await happens(self._detached, max(0.0, deadline - time.monotonic())):
                 return False
 
     async def command(self, command: Command, timeout_s: float) -> dict[Rank, Outcome]:

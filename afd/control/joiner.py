@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from afd.config import AFDConfig
 from afd.control.abort import Cause
 from afd.control.channel import format_address, prove, proven
+from afd.control.events import happens
 from afd.control.group import (
     Control,
     Notices,
@@ -217,9 +218,7 @@ class Joiner(Control):
             self._link.send(AbortNotice(epoch=self.epoch, cause=cause))
         if self._root_left is not None or self._root_gone:  # nobody decides any more
             self._end(self._claimed or cause)
-        try:
-            await asyncio.wait_for(self._ended.wait(), VERDICT_S)
-        except asyncio.TimeoutError:
+        if not await happens(self._ended, VERDICT_S):
             self._end(self._claimed or cause)
 
     async def close(self, reason: str) -> None:

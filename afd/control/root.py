@@ -14,6 +14,7 @@ from typing import Any
 from afd.config import AFDConfig
 from afd.control.abort import Cause
 from afd.control.channel import prove, proven
+from afd.control.events import happens
 from afd.control.gather import Gatherings
 from afd.control.group import (
     Control,
@@ -132,10 +133,7 @@ class Root(Control):
                 agent.link.send(waiting)
             self._changed.clear()
             left = max(0.0, self.config.timeouts.rendezvous_s - notices.elapsed_s)
-            try:
-                await asyncio.wait_for(self._changed.wait(), min(1.0, left + 0.001))
-            except asyncio.TimeoutError:
-                pass
+            await happens(self._changed, min(1.0, left + 0.001))
         if self._refusal is not None:
             # Those who are missing may be about to connect: tell them too, but within seconds of the later hello.
             if isinstance(self._refusal, MismatchError) and set(self._missing()) - self._told:

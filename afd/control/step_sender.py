@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from afd.control.abort import Abort
 from afd.control.channel import READABLE, Connection, Deadline, Waker, dial, prove, proven
-from afd.control.messages import Bye, Challenge, Message, Refusal, Step, StepHello, StepReady
+from afd.control.messages import AnyMessage, Bye, Challenge, Message, Refusal, Step, StepHello, StepReady
 from afd.errors import AFDError, ClosedError, MismatchError, MisuseError, PeerLostError
 from afd.topology import Rank
 
@@ -68,9 +68,7 @@ class StepSender:
         self._abort.check()
         for target, connection in self._targets.items():
             for message in connection.receive():
-                if isinstance(message, Bye):
-                    raise PeerLostError(f"{target} said goodbye ({message.reason})", str(target))
-                raise MisuseError(f"{target} sent {type(message).__name__} on the step channel")
+                raise _unasked(target, message)
             if connection.eof:
                 raise PeerLostError(
                     f"{target} closed its step connection to {self._rank} without a goodbye", str(target)
@@ -93,13 +91,16 @@ class StepSender:
         poller.register(connection, READABLE)
         poller.register(self._waker, select.POLLIN)
         while True:
-            for message in connection.receive():
+            if messages := connection.receive():
+                message, *more = messages
                 if isinstance(message, Refusal):
                     raise _refused(message, target)
                 if not isinstance(message, kind):
                     raise MisuseError(
                         f"{target} answered a step connection with {type(message).__name__}, not {kind.__name__}"
                     )
+                if more:  # it would be lost: nothing is read again until the first step
+                    raise _unasked(target, more[0])
                 return message
             if connection.eof:
                 raise PeerLostError(f"{target} closed the step connection before it agreed", str(target))
@@ -109,6 +110,13 @@ class StepSender:
                 )
             poller.poll(deadline.poll_ms())
             self._abort.check()
+
+
+def _unasked(target: Rank, message: AnyMessage) -> AFDError:
+    """What a message means that an FFN rank sends by itself."""
+    if isinstance(message, Bye):
+        return PeerLostError(f"{target} said goodbye ({message.reason})", str(target))
+    return MisuseError(f"{target} sent {type(message).__name__} on the step channel")
 
 
 def _refused(refusal: Refusal, target: Rank) -> AFDError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def on_local_experts(
     weights: Tensor,
     ids: Tensor,
     activation: Any,
+    global_num_experts: int,
     skip_weighted: bool,
 ) -> Tensor:
     """This rank's part of the routed output, [rows, hidden] in the type of ``hidden``; the ranks' parts add up to all.
@@ -42,7 +44,7 @@ def on_local_experts(
     """
     expert_map = layer.expert_map
     if expert_map is None:  # experts are not split: the width of each may be
-        return kernel(layer, hidden, weights, ids, activation, layer.global_num_experts, skip_weighted)
+        return kernel(layer, hidden, weights, ids, activation, global_num_experts, skip_weighted)
     if skip_weighted and ids.shape[1] != 1:
         raise MisuseError("router weights on the input of an expert are for one expert per token")
     local = expert_map[ids]
@@ -63,33 +65,12 @@ def on_local_experts(
 
 
 class LocalExperts(cpu_fused_moe.CPUFusedMOE):
-    """vLLM's CPU kernel, for the experts that this rank has."""
+    """vLLM's CPU kernel, for the experts that this rank has: whichever of its methods it has chosen for the layer."""
 
-    def forward_grouped_gemm(
-        self,
-        layer: torch.nn.Module,
-        input: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        activation: Any,
-        global_num_experts: int = -1,
-        skip_weighted: bool = False,
-    ) -> Tensor:
-        kernel = super().forward_grouped_gemm
-        return on_local_experts(kernel, layer, input, topk_weights, topk_ids, activation, skip_weighted)
-
-    def forward_torch(
-        self,
-        layer: torch.nn.Module,
-        input: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        activation: Any,
-        global_num_experts: int = -1,
-        skip_weighted: bool = False,
-    ) -> Tensor:
-        kernel = super().forward_torch
-        return on_local_experts(kernel, layer, input, topk_weights, topk_ids, activation, skip_weighted)
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__(layer)
+        chosen: Kernel = vars(self)["forward_method"]
+        self.forward_method = partial(on_local_experts, chosen)
 
 
 @contextmanager

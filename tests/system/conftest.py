@@ -35,6 +35,12 @@ DETAILED = (*VLLM_ARGS, ITERATIONS)
 """The same, and vLLM logs what is in each step."""
 
 
+Groups = Callable[..., Group]
+Natives = Callable[[Layout, Script], Interview]
+Recorded = Callable[[Layout, Comparison], None]
+"""What the fixtures groups, natives and recorded give to a test."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:

@@ -14,10 +14,9 @@ import pytest
 from afd.testing import tiny
 from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.conftest import MODEL, layout
+from tests.system.conftest import MODEL, Groups, layout
 from tests.system.rig import census, ends
 
-Groups = Callable[..., Group]
 BOTH = pytest.mark.parametrize("here", list(Role), ids=str)
 
 

@@ -14,13 +14,13 @@ from afd.launch.free_ports import free_port
 from afd.testing.completions import Answer, Question
 from afd.testing.stack import Group, RoleProcess
 from afd.topology import Role
+from tests.system.conftest import Groups
 from tests.system.rig import READY_S, differences, ends, start, until
 
 LIMIT_S = 5.0
 """From the later hello to what it brings about."""
 TOKEN, WRONG = "correct horse battery staple", "an entirely different secret"
 
-Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 More = Callable[..., RoleProcess]
 

@@ -16,16 +16,14 @@ from afd.testing.compare import compare_all
 from afd.testing.completions import Answer, Question, ask_all
 from afd.testing.questions import MAX_MODEL_LEN
 from afd.testing.reference import Reference
-from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, layout
 from tests.system.interview import READY_S, crossed, reasons, report
 from tests.system.rig import SERVED, Client, decoding, differences, start
 
 LAYERS = 4
 CROWD = 200
 
-Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 
 _PLAIN: dict[str, Any] = {"model": SERVED, "prompt": "Attention keeps", "max_tokens": 4, "temperature": 0}

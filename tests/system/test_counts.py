@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import aiohttp
 import pytest
 
 from afd.testing.completions import Question
-from afd.testing.stack import Group, Layout, metrics
-from tests.system.conftest import DETAILED, layout
+from afd.testing.stack import metrics
+from tests.system.conftest import DETAILED, Groups, Natives, layout
 from tests.system.interview import (
-    Interview,
-    Script,
     crossed,
     interview_group,
     reasons,
@@ -28,9 +25,6 @@ from tests.system.interview import (
 LAYERS = 4
 LEAVERS = 6
 TOKENS = 400
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
 
 
 async def leave_a_stream(session: aiohttp.ClientSession, url: str, model: str, number: int) -> None:

@@ -10,18 +10,15 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.conftest import VLLM_ARGS, layout
+from tests.system.conftest import VLLM_ARGS, Groups, layout
 from tests.system.rig import PLAIN, STREAMED, Client, Traces, decoding, ends, start, until
 
-Groups = Callable[..., Group]
 LATE = {"model": "afd", "prompt": "x", "max_tokens": 4}
 TOLD = pytest.mark.parametrize("told", list(Role), ids=str)
 

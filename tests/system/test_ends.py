@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.conftest import VLLM_ARGS, layout
+from tests.system.conftest import VLLM_ARGS, Groups, layout
 from tests.system.rig import (
     PLAIN,
     STREAMED,
@@ -30,7 +29,6 @@ from tests.system.rig import (
 LIMIT_S = 2.0
 """From the kill to the exit of the other role."""
 
-Groups = Callable[..., Group]
 
 SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: signal.Signals(number).name

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from afd.testing.stack import Group
 from afd.topology import Role, Topology
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, layout
 from tests.system.program import running
 from tests.system.rig import Client, Traces, decoding, deed, ends, start
 from tests.system.variants import HALT_FILE, RAISE, STOP
@@ -22,8 +20,6 @@ LIMIT_S = 2.0
 STEP_S = 6
 
 pytestmark = pytest.mark.timeout(180)
-
-Groups = Callable[..., Group]
 
 
 @pytest.mark.parametrize("rank", [pytest.param("F1", marks=pytest.mark.pairwise), "F0"])

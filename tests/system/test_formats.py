@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from afd.testing.compare import Comparison
-from afd.testing.stack import Group, Layout
+from afd.testing.stack import Layout
 from afd.testing.tiny import BUILTINS, TinyModel, build
-from tests.system.conftest import DETAILED, VLLM_ARGS, layout
+from tests.system.conftest import DETAILED, VLLM_ARGS, Groups, Natives, Recorded, layout
 from tests.system.interview import (
     Interview,
     Script,
@@ -24,10 +23,6 @@ from tests.system.interview import (
     start,
     stop,
 )
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
-Recorded = Callable[[Layout, Comparison], None]
 
 pytestmark = pytest.mark.timeout(300)
 

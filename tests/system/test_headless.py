@@ -16,21 +16,16 @@ import pytest
 
 from afd.agent.leftovers import title
 from afd.launch.free_ports import free_port
-from afd.testing.stack import Group, Layout, RoleProcess, status
+from afd.testing.stack import RoleProcess, status
 from afd.topology import Role, Topology
-from tests.system.conftest import DETAILED, layout
+from tests.system.conftest import DETAILED, Groups, Natives, layout
 from tests.system.interview import (
-    Interview,
-    Script,
     full_script,
     interview_group,
     reasons,
     report,
 )
 from tests.system.rig import processes, until
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
 
 pytestmark = pytest.mark.timeout(300)
 

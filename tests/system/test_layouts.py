@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from afd.testing.compare import Comparison
-from afd.testing.stack import Group, Layout
 from afd.testing.tiny import BUILTINS
 from afd.topology import Topology
-from tests.system.conftest import DETAILED, MODEL, layout
+from tests.system.conftest import DETAILED, MODEL, Groups, Natives, Recorded, layout
 from tests.system.interview import (
-    Interview,
-    Script,
     crossed,
     full_script,
     interview_group,
@@ -26,10 +21,6 @@ from tests.system.interview import (
     steps_of,
     stop,
 )
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
-Recorded = Callable[[Layout, Comparison], None]
 
 pytestmark = pytest.mark.timeout(600)
 

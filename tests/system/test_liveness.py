@@ -20,7 +20,7 @@ import pytest
 from afd.testing.completions import Answer, Question
 from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, layout
 from tests.system.driver import driving
 from tests.system.rig import Client, Traces, decoding, deed, differences, ends, start, until
 from tests.system.variants import HOLD_S, ORDERS_DIRECTORY
@@ -29,7 +29,6 @@ HEARTBEAT_S = 0.66
 """The default of timeouts.heartbeat_s."""
 BUSY_S = 8.0
 
-Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 OUTAGES = {
     Role.FFN: driving(target="tests.system.variants.outages:ffn"),

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,12 @@ from afd.agent.plan import versions
 from afd.testing import tiny
 from afd.testing.stack import Group, Layout
 from afd.topology import Role
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, layout
 from tests.system.driver import driving
 from tests.system.rig import Census, census, ends, until
 
 LIMIT_S = 5.0
 """From the later hello to both exits."""
-
-Groups = Callable[..., Group]
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from afd.testing.compare import Comparison, compare_all
 from afd.testing.completions import Question, ask_all
-from afd.testing.stack import Group, Layout
+from afd.testing.stack import Group
 from afd.testing.tiny import resolve_builtin
 from afd.topology import Role
 from tests.system.checkpoints import with_zeros
-from tests.system.conftest import MODEL, layout
+from tests.system.conftest import MODEL, Groups, Natives, layout
 from tests.system.interview import Interview, Script, reasons, report, start, stop
 from tests.system.program import running
 from tests.system.variants import FAULT_FILE, LAYER, SWAP, ZERO
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
 
 
 def pair(part: str) -> tuple[Question, ...]:

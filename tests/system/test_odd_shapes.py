@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from afd.testing.completions import Question
-from afd.testing.stack import Group, Layout
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, Natives, layout
 from tests.system.interview import (
-    Interview,
     Script,
     crossed,
     interview_group,
@@ -24,9 +20,6 @@ from tests.system.interview import (
 LAYERS = 4
 BLOCK = 128
 """Tokens in a block of vLLM's cache on CPU."""
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
 
 
 def _ids(length: int, variant: int = 0) -> tuple[int, ...]:

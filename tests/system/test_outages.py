@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from afd.testing.stack import Group
 from afd.topology import Role
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, layout
 from tests.system.driver import driving
 from tests.system.rig import Client, Traces, decoding, ends, start, until
 from tests.system.variants import ORDERS_DIRECTORY
@@ -18,7 +16,6 @@ from tests.system.variants import ORDERS_DIRECTORY
 LIMIT_S = 2.0
 """From the order to the exit of the other role."""
 
-Groups = Callable[..., Group]
 OUTAGES = {
     Role.FFN: driving(target="tests.system.variants.outages:ffn"),
     Role.ATTENTION: driving(worker="tests.system.variants.outages.Worker"),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from afd.testing.completions import Answer, Question
-from afd.testing.stack import Group
 from afd.topology import Role
+from tests.system.conftest import Groups
 from tests.system.rig import Client, Traces, census, decoding, deed, differences, ends
 
 LIMIT_S = 2.0
@@ -19,7 +19,6 @@ LIMIT_S = 2.0
 READY_S = 240.0
 """How long two imports of vLLM at once may take on a busy machine."""
 
-Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 
 

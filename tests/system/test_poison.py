@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from afd.errors import AFDError
 from afd.testing.completions import Question, ask_all
-from afd.testing.stack import Group, Layout
 from afd.topology import Role
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, Natives, layout
 from tests.system.interview import (
     READY_S,
-    Interview,
-    Script,
     interview_group,
     reasons,
     report,
@@ -28,9 +24,6 @@ from tests.system.program import running
 from tests.system.variants import ALIASING
 
 PROGRAMS = {role: running(f"tests.system.variants.poison:{role}") for role in Role}
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
 
 
 @pytest.mark.timeout(240)

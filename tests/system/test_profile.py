@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from afd.testing.completions import Answer, Question
-from afd.testing.stack import Group
 from afd.topology import Role, Topology
-from tests.system.conftest import VLLM_ARGS, layout
+from tests.system.conftest import VLLM_ARGS, Groups, layout
 from tests.system.rig import differences, start
 from tests.system.test_drain import http
 
-Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 
 

@@ -23,11 +23,9 @@ from afd.launch.free_ports import free_port
 from afd.testing.completions import Question, ask_all
 from afd.testing.reference import Reference, native_arguments, native_environment
 from afd.testing.stack import Layout
-from tests.system.conftest import layout
+from tests.system.conftest import Natives, layout
 from tests.system.interview import Interview, Script, hold, reasons, report, short_script
 from tests.system.variants import MODULES_DIRECTORY
-
-Natives = Callable[[Layout, Script], Interview]
 
 START = {
     "afd",

@@ -19,11 +19,10 @@ from afd.agent.leftovers import mapped_by, tree
 from afd.testing.completions import Answer, Question
 from afd.testing.stack import Group, Layout, status
 from afd.topology import Role, Topology
-from tests.system.conftest import layout
+from tests.system.conftest import Groups, layout
 from tests.system.rig import READY_S, Client, Traces, decoding, deed, differences, ends, start, until
 
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
-Groups = Callable[..., Group]
 
 REJOIN = ("--afd-on-loss", "rejoin")
 FAST = ("--afd-rejoin-backoff-s", "0.2")

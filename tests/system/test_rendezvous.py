@@ -13,11 +13,10 @@ import psutil
 import pytest
 
 from afd.testing.completions import Answer, Question
-from afd.testing.stack import Group
 from afd.topology import Role
+from tests.system.conftest import Groups
 from tests.system.rig import census, deed, differences, ends, start, tree, until
 
-Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 
 RENDEZVOUS_S = 3.0

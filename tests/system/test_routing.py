@@ -8,7 +8,6 @@ it on the whole model is in test_formats.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ import pytest
 from afd.testing.stack import Layout
 from afd.testing.tiny import BUILTINS, build
 from tests.system.checkpoints import with_zeros
-from tests.system.conftest import VLLM_ARGS, layout
-from tests.system.interview import Interview, Script, report, short_script
-
-Natives = Callable[[Layout, Script], Interview]
+from tests.system.conftest import VLLM_ARGS, Natives, layout
+from tests.system.interview import Script, report, short_script
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -11,17 +11,16 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from afd.testing.compare import compare_all
 from afd.testing.completions import ask_all
-from afd.testing.stack import Group, Layout, metrics
+from afd.testing.stack import metrics
 from afd.topology import Topology
-from tests.system.conftest import layout
-from tests.system.interview import Interview, Script, crossed, reasons, report, start, stop
+from tests.system.conftest import Groups, Natives, layout
+from tests.system.interview import Script, crossed, reasons, report, start, stop
 from tests.system.rig import SERVED, Traces
 from tests.system.soak import Visitors, Watch, busy_seconds, probes, quiet
 
@@ -34,9 +33,6 @@ vLLM's metrics and caches of Python objects still grow a little; a row of hidden
 token and layer would be ten times that after a thousand requests, a kilobyte per request would not be seen."""
 ANSWER_S = 20.0
 """How long the first answer after the silence may take, on a machine that does other work, too."""
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
 
 
 def topology_of(text: str) -> Topology:

@@ -16,8 +16,8 @@ import pytest
 
 from afd.control.messages import MAX_BODY, Heartbeat, encode
 from afd.testing.completions import Answer, Question
-from afd.testing.stack import Group
 from afd.topology import Role
+from tests.system.conftest import Groups
 from tests.system.rig import Client, decoding, differences, start, tree, until
 
 SILENT = 100
@@ -35,7 +35,6 @@ SAID = (
     b"AFD\x01" + MAX_BODY.to_bytes(4, "big") + bytes(1 << 20),  # as long as a frame may be, and empty
 )
 
-Groups = Callable[..., Group]
 Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 
 

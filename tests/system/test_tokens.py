@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from afd.testing.compare import Comparison
-from afd.testing.stack import Group, Layout
 from afd.testing.tiny import BUILTINS
-from tests.system.conftest import DETAILED, MODEL, layout
+from tests.system.conftest import DETAILED, MODEL, Groups, Natives, Recorded, layout
 from tests.system.interview import (
-    Interview,
-    Script,
     crossed,
     full_script,
     interview_group,
@@ -24,11 +19,6 @@ from tests.system.interview import (
     steps_of,
     stop,
 )
-
-Natives = Callable[[Layout, Script], Interview]
-Groups = Callable[..., Group]
-Recorded = Callable[[Layout, Comparison], None]
-
 
 QWEN = "builtin:tiny-qwen3-moe"
 
