@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from afd.agent.launch_protocol import ERROR
 from afd.agent.launcher import describe_exit
 
 LONGEST = 400
@@ -21,13 +22,15 @@ _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Fail
 _BELOW = ("EngineCore", "Worker")
 _DIED = re.compile(r"Failed core proc\(s\): \{'(?P<name>\w+)': (?P<code>-\d+)")
 """What vLLM's API server says when an engine was killed while it started, which says nothing itself."""
+_CHATTER = re.compile(r"^(?:DEBUG|INFO|WARNING)[: ]")
+"""Lines of a log that end nothing."""
 _HELPER = "resource_tracker: "
 """In warnings of Python's own helper, which speaks when the process has ended."""
 
 
 def last_words(tail: Sequence[str]) -> str:
-    """One line: the first exception of a process below, or else that one was killed, in vLLM's words, or the last line.
-    "" when nothing was said.
+    """One line: the first exception of a process below, or else that one was killed, in vLLM's words, or the error that it ended
+    with, or the last line. "" when nothing was said.
 
     ``tail`` are the last lines of output of a process and all below it.
     """
@@ -37,7 +40,11 @@ def last_words(tail: Sequence[str]) -> str:
     for line in said:
         if died := _DIED.search(line):
             return f"{died['name']} {describe_exit(int(died['code']))}"
-    return next((line for line in reversed(said) if _HELPER not in line), "")[:LONGEST]
+    words = [line for line in said if _HELPER not in line]
+    # Output and errors arrive in streams of their own, so that what was logged before may come after the last word.
+    errors = [line for line in words if line.startswith(ERROR)]
+    spoken = [line for line in words if not _CHATTER.match(line)]
+    return (errors or spoken or words or [""])[-1][:LONGEST]
 
 
 def exception_below(tail: Sequence[str]) -> str:

@@ -51,6 +51,15 @@ SERVER = "(APIServer pid=519) "
             "EngineCore_DP1 was killed by SIGBUS (a full /dev/shm does that; see afd doctor)",
         ),
         (
+            ["afd: error: no such flag", SERVER + "INFO 11-30 00:43:59 [core.py:12] starting", "a print"],
+            "afd: error: no such flag",
+        ),
+        (
+            ["ValueError: too large", SERVER + "INFO:     Started server process [7050]"],
+            "ValueError: too large",
+        ),
+        ([SERVER + "INFO 11-30 00:43:59 [core.py:12] bye"], "INFO 11-30 00:43:59 [core.py:12] bye"),
+        (
             ["ValueError: too large", "  warnings.warn('resource_tracker: There appear to be %d '"],
             "ValueError: too large",
         ),
@@ -65,6 +74,9 @@ SERVER = "(APIServer pid=519) "
         "no-exception",
         "long",
         "engine-killed-early",
+        "error-before-late-output",
+        "exception-before-late-log",
+        "only-a-log",
         "helper-last",
     ],
 )
