@@ -25,7 +25,6 @@ from afd.testing.link_rig import (
     rows_for,
     scenario,
     serve,
-    wait_for,
 )
 from afd.topology import Rank, Role
 
@@ -151,8 +150,10 @@ def an_idle_link_fails_at_its_next_use(rig: Rig) -> None:
             rig.context.sleep_for_ever()
         rig.context.exchange("ready", None)
         link.begin(step)
+        woken = threading.Event()  # set after the link was woken, which subscribed before
+        rig.context.abort.subscribe(woken.set)
         rig.context.lose("F0", told=True, after_s=0.0)
-        wait_for(lambda: rig.context.abort.cause is not None, "word of the loss")
+        assert woken.wait(5.0), "no word of the loss in 5 s"
         with raises(PeerLostError, "F0", within_s=0.2):
             link.send(Slot(0, 0), *rows_for(spec, step, Slot(0, 0), 0))
         with raises(PeerLostError, "F0", within_s=0.2):
