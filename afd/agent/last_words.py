@@ -29,8 +29,8 @@ _HELPER = "resource_tracker: "
 
 
 def last_words(tail: Sequence[str]) -> str:
-    """One line: the first exception of a process below, or else that one was killed, in vLLM's words, or the error that it ended
-    with, or the last line. "" when nothing was said.
+    """One line: the first exception of a process below, or else that one was killed, in vLLM's words, or the error
+    that it ended with, or the last line. "" when nothing was said.
 
     ``tail`` are the last lines of output of a process and all below it.
     """
