@@ -8,8 +8,10 @@ code the agent hears. The first death is the one worth telling.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,10 @@ from afd.control.events import happens
 _VLLM = "VLLM::"
 _OURS = (_VLLM, "afd::")
 """How the processes of a role call themselves. Compilers and such come and go, and may fail."""
+_GET_INFO = 0xC040FF0B
+"""The ioctl PIDFD_GET_INFO of linux/pidfd.h, with the first version of its structure."""
+_INFO_BYTES, _INFO_EXIT, _EXIT_CODE_AT = 64, 1 << 3, 60
+"""Of that structure: its size, the bit that asks for the status of a process that is gone, and where that is."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,15 @@ class Deaths:
         self._descriptors: dict[psutil.Process, int] = {}
         self._first: Death | None = None
         self._changed = asyncio.Event()
+        self._closed = False
 
     def watch(self, process: psutil.Process, name: str, parent: int) -> None:
         """Hear of the end of ``process``, a child of ``parent``. Called again, it takes over the name."""
-        if not name.startswith(_OURS):
+        if name.startswith(_OURS):
+            self._watch(process, name, parent)
+
+    def _watch(self, process: psutil.Process, name: str, parent: int) -> None:
+        if self._closed:
             return
         if process not in self._descriptors:
             try:
@@ -82,6 +93,11 @@ class Deaths:
         before = self._watched.get(process.pid)
         lasting = before is not None and (before.process, before.name) == (process, name)
         self._watched[process.pid] = _Watched(process, name, parent, lasting)
+
+    def meet(self, process: psutil.Process, above: str, parent: int) -> None:
+        """Hear of the end of a process that was just forked from one named ``above``, and has no name yet."""
+        if process.pid not in self._watched or self._watched[process.pid].process != process:
+            self._watch(process, f"a process forked from {above} (process {process.pid})", parent)
 
     def is_below(self, pid: int, above: int) -> bool:
         """Whether process ``pid`` was forked from ``above``, or from one that was, as far as both were watched."""
@@ -101,12 +117,13 @@ class Deaths:
         return self._first if await happens(self._changed, timeout_s) else None
 
     def close(self) -> None:
+        self._closed = True
         for process in list(self._descriptors):
             self._forget(process)
 
     def _on_end(self, process: psutil.Process) -> None:
+        code = _exit_code(process.pid, self._descriptors[process])
         self._forget(process)
-        code = _exit_code(process.pid)
         if code != 0 and self._first is None:
             watched = self._watched[process.pid]
             self._first = self._topmost(Death(process.pid, watched.name, code, watched.lasting))
@@ -117,7 +134,8 @@ class Deaths:
         gone, and only then tells of it."""
         above = self._watched.get(self._watched[death.pid].parent)
         while above is not None:
-            code = None if runs(above.process) else _exit_code(above.process.pid)
+            descriptor = self._descriptors.get(above.process)
+            code = None if runs(above.process) else _exit_code(above.process.pid, descriptor)
             if code is not None and code < 0:
                 death = Death(above.process.pid, above.name, code)
             above = self._watched.get(above.parent)
@@ -129,13 +147,30 @@ class Deaths:
         os.close(descriptor)
 
 
-def _exit_code(pid: int) -> int | None:
-    """The exit code of a process that nobody has waited for yet, negative for a signal; None when it is gone."""
+def _exit_code(pid: int, descriptor: int | None) -> int | None:
+    """The exit code of a process that has ended, negative for a signal; None when nobody knows it any more.
+
+    While nobody has waited for it, its entry in /proc says so. Later only a ``descriptor`` that was opened before does,
+    and that since Linux 6.15.
+    """
     try:
         # The name in brackets may hold anything; the fields after it are numbers. Field 52 is the status.
         fields = (
             Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         )
+        status = int(fields[49]) if fields[0] == "Z" else None
     except OSError:
+        status = None if descriptor is None else _status_of_the_gone(descriptor)
+    return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def _status_of_the_gone(descriptor: int) -> int | None:
+    info = bytearray(_INFO_BYTES)
+    struct.pack_into("Q", info, 0, _INFO_EXIT)
+    try:
+        fcntl.ioctl(descriptor, _GET_INFO, info)
+    except OSError:  # an older kernel
         return None
-    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
+    known: int = struct.unpack_from("Q", info, 0)[0]
+    status: int = struct.unpack_from("i", info, _EXIT_CODE_AT)[0]
+    return status if known & _INFO_EXIT else None

@@ -17,7 +17,7 @@ from afd.agent.commands import Commands
 from afd.agent.fetch import fetch
 from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
-from afd.agent.processes import EXIT_STATUS_S, KILL_S, Processes
+from afd.agent.processes import KILL_S, Processes
 from afd.agent.progress import Progress
 from afd.agent.stall import StallWatch, first_failure, while_none_is_stopped
 from afd.agent.status import AgentStatus
@@ -66,6 +66,7 @@ class Epoch:
         self._hub_address, self._ready, self._lost = hub_address, ready, lost
         self._left: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._gone: set[Rank] = set()
+        self._loaded: set[Rank] = set()
         self._warmed: set[Rank] = set()
         self._connected = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -156,7 +157,7 @@ class Epoch:
             await processes.start()
         self._watching = asyncio.create_task(self._guarded(control, self._watch(control, processes)))
         if plan.role is Role.ATTENTION and not plan.headless:
-            await readiness.until_healthy(plan, deadline)
+            await readiness.until_healthy(plan, deadline, self._waits_for_others)
             self._progress.loaded()
             self._enter(control, "warming")
             await readiness.warm_up(plan)
@@ -175,13 +176,20 @@ class Epoch:
 
     async def _until_connected(self, deadline: Deadline) -> None:
         """The ranks have their weights, and a link to the other role."""
-        if not await happens(self._connected, deadline.remaining()):
-            load_s = self._plan.config.timeouts.load_s
+        load_s = self._plan.config.timeouts.load_s
+        connected = await happens(self._connected, deadline.remaining())
+        if not connected and self._waits_for_others():
+            connected = await happens(self._connected, load_s)
+        if not connected:
             late = names([rank for rank in self._plan.ranks if rank not in self._warmed])
             raise RoleFailedError(
                 f"{late} was not connected within {load_s:g} s of the rendezvous; give it more with "
                 "--afd-timeouts-load-s"
             )
+
+    def _waits_for_others(self) -> bool:
+        """Whether the ranks have loaded in time and others have not: the group knows which ones, and will say it."""
+        return self._loaded >= set(self._plan.ranks) and not self._connected.is_set()
 
     async def _serve(
         self,
@@ -292,7 +300,7 @@ class Epoch:
         if error is None or control.abort.cause is not None:
             return
         cause = Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name)
-        await control.fail(await processes.killed(EXIT_STATUS_S) or cause)
+        await control.fail(await processes.behind(cause))
         if not isinstance(error, AFDError):
             raise error
 
@@ -322,6 +330,8 @@ class Epoch:
     def _on_report(self, process: Process, counters: Mapping[str, float], state: str | None) -> None:
         if process.rank is not None:
             self._status.report(process.rank, counters)
+            if state in ("loaded", "ready-to-warm"):
+                self._loaded.add(process.rank)
             if state == "ready-to-warm":
                 self._warmed.add(process.rank)
                 if self._warmed >= set(self._plan.ranks):

@@ -26,9 +26,10 @@ from afd.agent.inflight import InflightFile
 from afd.agent.last_words import exception_below, last_words, without_name
 from afd.agent.launch_protocol import ERROR, OUTPUT_VARIABLE
 from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit
-from afd.agent.leftovers import Leftovers
+from afd.agent.leftovers import Leftovers, title
 from afd.agent.plan import RolePlan
 from afd.agent.priority import before_the_model
+from afd.agent.reach import network
 from afd.agent.streams import Streams
 from afd.connectors.shm.segment import sweep
 from afd.control.abort import Cause
@@ -127,16 +128,20 @@ class Processes:
         """Import vLLM, in the launcher. ``agreed`` are variables with what the roles have agreed on. Raises
         RoleFailedError."""
         self._agreed = dict(agreed)
+        plan = self._plan
+        attention = plan.role is Role.ATTENTION
+        spread = plan.ranks != plan.config.topology.role_ranks(plan.role)
         self._environment = {
+            **(network(agreed["AFD_RANK_HOST"], spread) if attention else {}),
             # Where vLLM puts its sockets: a process that is killed leaves them behind.
             "VLLM_RPC_BASE_PATH": str(self._runtime),
-            **self._plan.environment,
+            **plan.environment,
             SOCKET_ENV: hub_address,
             INFLIGHT_VARIABLE: str(self._runtime / "inflight"),
             **agreed,
         }
-        if self._plan.role is Role.ATTENTION:  # its ranks are forked by its own processes
-            self._streams = Streams(self._heard)
+        if attention:  # its ranks are forked by its own processes
+            self._streams = Streams(self._heard, self._begun)
             await self._streams.start()
             self._environment[OUTPUT_VARIABLE] = self._streams.address
         if agreed["AFD_RANK_TRANSPORT"] == "collective":
@@ -184,6 +189,14 @@ class Processes:
         log.info("%s is process %d", name, child.pid)
         self._children.append(child)
         return child
+
+    def _begun(self, pid: int) -> None:
+        """A process below those that the agent started was forked: its end is heard of from now on, not from the next
+        look at the tree on."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if (above := process.parent()) is not None:
+                self._deaths.meet(process, title(above), above.pid)
 
     def _heard(self, rank: str, line: str) -> None:
         """A line of a process below those that the agent started."""
@@ -313,10 +326,12 @@ class Processes:
         ended before, that is the cause."""
         code, kind, rank = child.exited.result(), "RoleFailedError", self._rank(child.pid)
         said = last_words([*self._below, *child.tail])
-        first = self._deaths.first if code >= 0 else None
         if self._launcher is not None and self._launcher.gone:
+            child = self._children[0]  # all ended with it, in no order
             text = f"the launcher was killed or crashed, and the {child.name} (process {child.pid}) with it"
-        elif code == ConfigError.exit_code and said.startswith(ERROR):
+            return Cause(kind, text, rank=self._rank(child.pid), host=self._plan.hello.host.name)
+        first = self._deaths.first if code >= 0 else None
+        if code == ConfigError.exit_code and said.startswith(ERROR):
             kind, text = "ConfigError", said.removeprefix(ERROR)
         else:
             text = f"the {child.name} (process {child.pid}) {describe_exit(code)}"

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from afd.connectors.shm.segment import DIRECTORY, segment_name
 from afd.control.group import Control
 from afd.control.handshake import ANY, ranks_of
 from afd.control.messages import Hello
-from afd.errors import Difference, MismatchError
+from afd.errors import ConfigError, Difference, MismatchError
 from afd.topology import Rank
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,25 @@ async def _address(control: Control) -> str:
     at_root = str(offers[control.topology.root])
     # Who reaches the root through loopback is on its host, and those on others reach it as they reach the root.
     return at_root if _is_loopback(own) else own
+
+
+def network(host: str, spread: bool) -> dict[str, str]:
+    """Variables by which vLLM and Gloo use the same network for what they connect within Attention.
+
+    Left alone they ask where the host's own name leads, and which way the internet is. ``host`` is where peers reach
+    these ranks; ``spread`` says that the role's ranks are with several agents, else they meet on loopback.
+    """
+    if not spread or _is_loopback(host):
+        return {"GLOO_SOCKET_IFNAME": interface_of(LOOPBACK)}
+    return {"GLOO_SOCKET_IFNAME": interface_of(host), "VLLM_HOST_IP": host}
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this address. Raises ConfigError when there is none any more."""
+    for name, found in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address.partition("%")[0] for one in found):
+            return name
+    raise ConfigError(f"no network interface of this host has the address {address}")
 
 
 def _first_outside(addresses: Sequence[str]) -> str:

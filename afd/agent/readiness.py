@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import aiohttp
@@ -45,10 +46,12 @@ async def api_port(plan: RolePlan) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def until_healthy(plan: RolePlan, deadline: Deadline) -> None:
-    """Wait until the API server answers. Ends by the abort when its process does, and by ``deadline``."""
+async def until_healthy(plan: RolePlan, deadline: Deadline, waits: Callable[[], bool]) -> None:
+    """Wait until the API server answers. Ends by the abort when its process does, and by ``deadline``; as long as its
+    ranks only wait for those of the other role (``waits``), not before as much time again as a load may take."""
+    longest = Deadline(2 * plan.config.timeouts.load_s)
     async with aiohttp.ClientSession() as session:
-        while not deadline.passed:
+        while not deadline.passed or (waits() and not longest.passed):
             if await _healthy(session, plan):
                 return
             await asyncio.sleep(POLL_S)  # it does not listen yet

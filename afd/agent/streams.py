@@ -7,10 +7,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
+import struct
 from collections.abc import Callable
 
 from afd.agent.launch_protocol import NAMES_A_RANK
 
+_PEER = struct.Struct("3i")
+"""What SO_PEERCRED gives: process, user and group."""
 LONGEST = 1 << 20
 """Bytes of a line. What has arrived of a longer one is dropped."""
 
@@ -27,12 +31,22 @@ async def read_lines(stream: asyncio.StreamReader, said: Callable[[str], None]) 
         said(line.decode(errors="replace").rstrip("\n"))
 
 
+def _peer(writer: asyncio.StreamWriter) -> int:
+    """The process at the other end, as the kernel knows it."""
+    credentials = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size
+    )
+    pid: int = _PEER.unpack(credentials)[0]
+    return pid
+
+
 class Streams:
     """Listens for the streams of processes at ``address``. Belongs to the event loop."""
 
-    def __init__(self, said: Callable[[str, str], None]) -> None:
-        """``said`` gets the name of a rank, "" when the process is none, and one line."""
-        self._said = said
+    def __init__(self, said: Callable[[str, str], None], begun: Callable[[int], None]) -> None:
+        """``said`` gets the name of a rank, "" when the process is none, and one line; ``begun`` the number of a
+        process that has just been forked."""
+        self._said, self._begun = said, begun
         self._server: asyncio.AbstractServer | None = None
         self._readers: set[asyncio.Task[None]] = set()
         self.address = f"@afd-output-{os.getpid()}-{secrets.token_hex(8)}"
@@ -56,6 +70,7 @@ class Streams:
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
+        self._begun(_peer(writer))
         rank = ""
 
         def said(line: str) -> None:

@@ -70,6 +70,7 @@ def agree(
     Raises MismatchError (through the abort) when a rank resolved something else.
     """
     config = configuration(vllm_config)
+    session.report({}, state="loaded")
     agreed = session.exchange(
         "resolved",
         {**resolved.as_dict(), "remote layers": len(layers)},

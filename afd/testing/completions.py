@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from afd.agent.readiness import REPLICA_HEADER
 from afd.errors import PeerLostError
 
 
@@ -125,12 +126,23 @@ async def ask(
 
 
 async def ask_all(
-    url: str, model: str, questions: Sequence[Question], *, concurrency: int, timeout_s: float
+    url: str,
+    model: str,
+    questions: Sequence[Question],
+    *,
+    concurrency: int,
+    timeout_s: float,
+    replica: int | None = None,
 ) -> list[Answer]:
-    """Ask every question, at most ``concurrency`` at a time, each within ``timeout_s``. Answers in order."""
+    """Ask every question, at most ``concurrency`` at a time, each within ``timeout_s``. Answers in order.
+
+    ``replica`` is the data-parallel replica that is to answer; by default vLLM chooses one for each question.
+    """
     limit = asyncio.Semaphore(concurrency)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+    headers = {} if replica is None else {REPLICA_HEADER: str(replica)}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
 
         async def one(question: Question) -> Answer:
             async with limit:

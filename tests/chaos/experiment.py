@@ -20,7 +20,7 @@ from tests.chaos.cells import Cell, Fault, Phase, Target
 from tests.chaos.expected import END_S, KILLED, Expected, expected
 from tests.chaos.faults import Deed
 from tests.chaos.results import SECONDS, Result, public
-from tests.chaos.scene import PhaseMissedError, Scene, body, find, said, usage
+from tests.chaos.scene import PhaseMissedError, Scene, body, said, usage
 from tests.chaos.stand import READY_S, Stand
 from tests.chaos.traffic import DECODE, PROOFS, SERVED, Traffic
 
@@ -131,7 +131,7 @@ class Trial:
                 peers = (Target.ATTENTION_AGENT, Target.FFN_AGENT)
                 if cell.target.is_rank:
                     peers = (Target.A0, Target.A1) if cell.target.role is Role.FFN else (Target.F0, Target.F1)
-                there = [find(scene.traces.processes, peer) for peer in peers]
+                there = [scene.find(scene.traces.processes, peer) for peer in peers]
                 others = [found for found in there if found is not None and found != scene.victim]
                 deed = faults.close(scene.victim, faults.between(scene.victim, others))
             case Fault.CUT:
@@ -196,6 +196,12 @@ class Trial:
         noticed = all(role in self.noticed or role in self.ended for role in right.notices)
         if right.notices and noticed and cell.fault in (Fault.CUT, Fault.STOP, Fault.FILL):
             self._heal()
+        if (
+            right.may_survive
+            and scene.traffic is None
+            and all(body(scene.group, role).get("state") == "ready" for role in Role)
+        ):  # nobody needed it so far
+            scene.traffic = Traffic(scene.group.attention.api_url, DECODE)
         if not right.notices and self.ended:  # the peer waited in vain
             self._heal()
         if cell.rejoins and cell.fault is Fault.KILL and cell.target.is_agent and not self._replaced:

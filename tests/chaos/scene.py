@@ -70,22 +70,25 @@ _TITLES = {
     Target.FFN_AGENT: ("ffn agent",),
     Target.API_SERVER: ("API server",),
     Target.COORDINATOR: ("DPCoordinator",),
-    Target.ENGINE: ("EngineCore", "EngineCore_DP0"),
-    Target.A0: ("Worker", "Worker_DP0"),
+    Target.ENGINE: ("EngineCore_DP0",),
+    Target.A0: ("Worker_DP0",),
     Target.A1: ("Worker_DP1",),
     Target.F0: ("rank F0",),
     Target.F1: ("rank F1",),
 }
+_ALONE = {Target.A0: ("Worker",), Target.ENGINE: ("EngineCore",)}
+"""Of a group with one replica. With several, any of their workers is called like that before it knows which it is."""
 _CHILD = {Target.ATTENTION_LAUNCHER: "API server", Target.FFN_LAUNCHER: "rank F0"}
 
 
-def find(found: Mapping[str, psutil.Process], target: Target) -> psutil.Process | None:
+def find(found: Mapping[str, psutil.Process], target: Target, replicas: int) -> psutil.Process | None:
     """The target's process among those of :func:`tests.system.rig.tree`; None while there is none. A launcher is the
-    process that forks for one agent."""
+    process that forks for one agent. Processes of Attention's ``replicas`` are numbered when there are several."""
     if target.is_launcher:
         child = found.get(_CHILD[target])
         return None if child is None else child.parent()
-    return next((found[name] for name in _TITLES[target] if name in found), None)
+    names = _ALONE.get(target, _TITLES[target]) if replicas == 1 else _TITLES[target]
+    return next((found[name] for name in names if name in found), None)
 
 
 @dataclass
@@ -107,6 +110,10 @@ class Scene:
     def role(self) -> Role:
         """Whose states decide about the phase."""
         return self.cell.target.role or Role.ATTENTION
+
+    def find(self, found: Mapping[str, psutil.Process], target: Target) -> psutil.Process | None:
+        """The target's process among those ``found`` in this group; None while there is none."""
+        return find(found, target, self.cell.topology.num_attention)
 
     # ---- the way there ------------------------------------------------------------------------------------
 
@@ -148,10 +155,10 @@ class Scene:
     def _loads(self) -> bool:
         target, found = self.cell.target, tree(self.group)
         if target in (Target.ENGINE, Target.COORDINATOR, Target.A0, Target.A1):
-            process = find(found, target)
+            process = self.find(found, target)
             return process is not None and time.time() - process.create_time() > SEEN_S
         first = "API server" if self.role is Role.ATTENTION else "rank F0"
-        return first in found and (target.role is None or find(found, target) is not None)
+        return first in found and (target.role is None or self.find(found, target) is not None)
 
     def _idle(self) -> None:
         """No step for a while. Remember what the agents use then."""
@@ -188,18 +195,19 @@ class Scene:
 
     def _populated(self) -> bool:
         target, found = self.cell.target, tree(self.group)
-        here = {"API server", "rank F0"} <= found.keys()
-        return here and (target.role is None or find(found, target) is not None)
+        ranks = (Target.A0, Target.A1)[: self.cell.topology.num_attention]
+        here = {"API server", "rank F0"} <= found.keys() and all(self.find(found, rank) for rank in ranks)
+        return here and (target.role is None or self.find(found, target) is not None)
 
     def _note(self) -> None:
         """Who is there now, and what they use."""
         group, target = self.group, self.cell.target
         self.traces = Traces.of(group)
         processes = self.traces.processes
-        self.victim = None if target.role is None else find(processes, target)
+        self.victim = None if target.role is None else self.find(processes, target)
         if target.role is not None and self.victim is None:
             raise RoleFailedError(f"there is no {target}: {', '.join(processes)}")
-        launchers = {launcher: find(processes, launcher) for launcher in _CHILD}
+        launchers = {launcher: self.find(processes, launcher) for launcher in _CHILD}
         processes |= {str(launcher): found for launcher, found in launchers.items() if found is not None}
         self.temporary = self.stand.left_in_temporary()
         self.epoch = body(group, self.role).get("epoch", "") if self.role in group.roles else ""

@@ -73,9 +73,11 @@ def decoding(role: RoleProcess, steps: int = 8) -> None:
     until(lambda: done() >= first + steps, 30, f"{steps} more steps")
 
 
-def differences(url: str, questions: Sequence[Question], native: Sequence[Answer]) -> list[str]:
-    """What is wrong with a group's answers, compared with those of native vLLM."""
-    answers = asyncio.run(ask_all(url, SERVED, questions, concurrency=1, timeout_s=60))
+def differences(
+    url: str, questions: Sequence[Question], native: Sequence[Answer], replica: int | None = None
+) -> list[str]:
+    """What is wrong with a group's answers, or with those of one data-parallel replica, compared with native vLLM's."""
+    answers = asyncio.run(ask_all(url, SERVED, questions, concurrency=1, timeout_s=60, replica=replica))
     return [f"{v.name}: {v.reason}" for v in compare_all(questions, native, answers).failures]
 
 

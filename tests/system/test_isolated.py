@@ -16,6 +16,8 @@ from tests.system.conftest import ROOT
 
 HEARTBEAT_S = 0.66
 """The default of timeouts.heartbeat_s."""
+ENDED_S = 3 * HEARTBEAT_S + 5.0
+"""From a cut to the exit: three heartbeats without a sign of life, then timeouts.grace_s for requests and processes."""
 UNSHARE = ("unshare", "--mount", "--net", "--map-root-user")
 LEAVE_OUT = 'leave these tests out with -m "not isolated"'
 
@@ -58,7 +60,7 @@ def test_a_network_that_loses_every_packet_ends_both_roles_by_the_silence_of_the
 ) -> None:
     found = isolated("isolated", "cut", tmp_path)
     assert found["codes"] == {"ffn": 70, "attention": 70}
-    assert found["seconds"] < 3 * HEARTBEAT_S + 2
+    assert found["seconds"] < ENDED_S
     assert "A0: its agent" in found["errors"]["ffn"] and "F0: its agent" in found["errors"]["attention"]
     assert all("gave no sign of life" in words for words in found["errors"].values())
     assert found["left"] == []
@@ -85,7 +87,33 @@ def test_two_hosts_without_common_memory_serve_native_tokens(tmp_path: Path) -> 
 def test_a_cable_that_is_cut_between_two_hosts_ends_both_roles(tmp_path: Path) -> None:
     found = isolated("two_hosts", "near", "cut", tmp_path, timeout_s=400)
     assert found["attention"]["wrong"] == []
-    assert found["attention"]["seconds"] < 3 * HEARTBEAT_S + 2
+    assert found["attention"]["seconds"] < ENDED_S
     assert (found["ffn"]["code"], found["attention"]["code"]) == (70, 70)
     assert "A0: its agent" in found["ffn"]["error"] and "F0: its agent" in found["attention"]["error"]
     assert found["ffn"]["left"] == found["attention"]["left"] == []
+
+
+@pytest.mark.timeout(420)
+def test_replicas_on_two_hosts_give_native_tokens_and_stop_together(tmp_path: Path) -> None:
+    found = isolated("replicas_on_two_hosts", "near", "stop", tmp_path, timeout_s=400)
+    assert found["tokens"] > 100
+    assert found["wrong"] == []
+    far = found["far"]
+    assert (far["ranks"], far["state"], far["transport"]) == (["A1"], "ready", "collective")
+    assert far["steps"] > found["tokens"]
+    assert [(found[side]["code"], found[side]["error"]) for side in ("attention", "ffn", "far")] == [
+        (0, "")
+    ] * 3
+    assert found["left"] == far["left"] == []
+
+
+@pytest.mark.timeout(420)
+def test_a_cable_that_is_cut_between_replicas_ends_all_agents(tmp_path: Path) -> None:
+    found = isolated("replicas_on_two_hosts", "near", "cut", tmp_path, timeout_s=400)
+    assert found["wrong"] == []
+    far = found["far"]
+    assert [found[side]["code"] for side in ("attention", "ffn", "far")] == [70, 70, 70]
+    assert all(found[side]["seconds"] < ENDED_S for side in ("attention", "ffn", "far"))
+    assert found["attention"]["error"] == found["ffn"]["error"]
+    assert "A1: its agent" in found["ffn"]["error"] and "its agent" in far["error"]
+    assert found["left"] == far["left"] == []

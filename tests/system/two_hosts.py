@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,22 +73,67 @@ def report(group: Group, role: Role) -> dict[str, Any]:
     }
 
 
-# ---- the far host --------------------------------------------------------------------------------------------
+# ---- the cable -----------------------------------------------------------------------------------------------
 
 
-def far(deed: str, directory: Path) -> None:
-    """Attention, and the native vLLM it is compared with. Begins when the cable is there; prints one line of JSON."""
+def begin_near(directory: Path) -> None:
+    """What the near host has before anything starts: loopback, memory, the token of both, a directory for each."""
+    run("ip", "link", "set", "lo", "up")
+    own_shared_memory()
+    (directory / "token").write_text("a secret of both hosts\n")
+    (directory / "token").chmod(0o600)
+    for place in ("near", "far"):
+        (directory / place).mkdir()
+
+
+@contextmanager
+def other_host(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The far host, running a module, at the other end of a cable. Killed at the end."""
+    other = subprocess.Popen(
+        [*UNSHARE, sys.executable, "-m", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: _is_elsewhere(other.pid), 10, "the other host")
+        run("ip", "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", str(other.pid))
+        run("ip", "addr", "add", f"{NEAR}{MASK}", "dev", "near")
+        run("ip", "link", "set", "near", "up")
+        yield other
+    finally:
+        other.kill()
+        other.wait()
+
+
+def tell(other: subprocess.Popen[str], word: str = "") -> None:
+    """Say a line to the far host: the first one says that the cable is there."""
+    assert other.stdin is not None
+    other.stdin.write(f"{word}\n")
+    other.stdin.flush()
+
+
+def begin_far() -> None:
+    """What the far host does first: its loopback and memory, then wait for the cable."""
     run("ip", "link", "set", "lo", "up")
     own_shared_memory()
     sys.stdin.readline()
     run("ip", "addr", "add", f"{FAR}{MASK}", "dev", "far")
     run("ip", "link", "set", "far", "up")
+
+
+# ---- the far host --------------------------------------------------------------------------------------------
+
+
+def far(deed: str, directory: Path) -> None:
+    """Attention, and the native vLLM it is compared with. Begins when the cable is there; prints one line of JSON."""
+    begin_far()
     mine, directory = chosen(directory), directory / "far"
     launcher = SharedLauncher(directory, mine.runner)
     try:
         launcher.wait()
         questions = [*one_at_a_time()[:4], *sampled()[:2]]
-        native = asyncio.run(_native(mine, directory, launcher.path, questions))
+        native = asyncio.run(native_answers(mine, directory, launcher.path, questions))
         with Group(mine, directory, launcher.path, ports=PORTS) as group:
             group.start(Role.ATTENTION)
             asyncio.run(group.ready(READY_S))
@@ -108,7 +155,7 @@ def far(deed: str, directory: Path) -> None:
     print(json.dumps({**found, "left": left()}), flush=True)
 
 
-async def _native(mine: Layout, directory: Path, launcher: str, questions: list[Any]) -> list[Answer]:
+async def native_answers(mine: Layout, directory: Path, launcher: str, questions: list[Any]) -> list[Answer]:
     reference = await Reference.start(mine, directory, launcher)
     try:
         await reference.ready(60)
@@ -122,27 +169,9 @@ async def _native(mine: Layout, directory: Path, launcher: str, questions: list[
 
 def near(deed: str, directory: Path) -> None:
     """FFN, the cable, and the account of both hosts."""
-    run("ip", "link", "set", "lo", "up")
-    own_shared_memory()
-    (directory / "token").write_text("a secret of both hosts\n")
-    (directory / "token").chmod(0o600)
-    places = [directory / "near", directory / "far"]
-    for place in places:
-        place.mkdir()
-    other = subprocess.Popen(
-        [*UNSHARE, sys.executable, "-m", "tests.system.two_hosts", "far", deed, str(directory)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert other.stdin is not None
-    try:
-        until(lambda: _is_elsewhere(other.pid), 10, "the other host")
-        run("ip", "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", str(other.pid))
-        run("ip", "addr", "add", f"{NEAR}{MASK}", "dev", "near")
-        run("ip", "link", "set", "near", "up")
-        other.stdin.write("\n")
-        other.stdin.flush()
+    begin_near(directory)
+    with other_host("tests.system.two_hosts", "far", deed, str(directory)) as other:
+        tell(other)
         with Group(chosen(directory), directory / "near", ports=PORTS) as group:
             group.start(Role.FFN)
             asyncio.run(group.ready(READY_S))
@@ -151,9 +180,6 @@ def near(deed: str, directory: Path) -> None:
             found["error"] = group.ffn.error()
         said, _ = other.communicate(timeout=60)
         assert other.returncode == 0
-    finally:
-        other.kill()
-        other.wait()
     print(json.dumps({"ffn": {**found, "left": left()}, "attention": json.loads(said.splitlines()[-1])}))
 
 

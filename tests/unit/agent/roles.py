@@ -146,7 +146,16 @@ def api_server_without_replica_1(argv: Sequence[str]) -> None:
 def api_server_whose_engine_is_killed(argv: Sequence[str]) -> None:
     """By the first request, which is then answered with an error; the server itself goes on."""
     _Api.engine = _forked("VLLM::EngineCore")
-    time.sleep(1.0)  # until its agent has seen it
+    time.sleep(1.0)  # until its agent has seen its name
+    api_server_without_an_engine(argv)
+
+
+def api_server_whose_engine_is_killed_early(argv: Sequence[str]) -> None:
+    """Before anybody had a look at the tree; the server has read its exit code, and goes on."""
+    engine = _forked("VLLM::EngineCore")
+    time.sleep(0.1)  # it has streams of its own by then
+    os.kill(engine, signal.SIGKILL)
+    os.waitpid(engine, 0)
     api_server_without_an_engine(argv)
 
 
@@ -175,6 +184,18 @@ def api_server_that_ends(argv: Sequence[str]) -> None:
 def ffn_rank_that_loads(argv: Sequence[str]) -> None:
     """For longer than any test lasts."""
     RankSession.attach(rank=F0)
+    time.sleep(120)
+
+
+def ffn_rank_that_waits_for_others(argv: Sequence[str]) -> None:
+    """It has loaded, and the ranks of Attention never do."""
+    session = RankSession.attach(rank=F0)
+    session.report({}, state="loaded")
+    session.exchange("resolved", "loaded", 4.0)
+
+
+def api_server_that_loads(argv: Sequence[str]) -> None:
+    """For longer than any test lasts."""
     time.sleep(120)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import signal
 import subprocess
 import sys
@@ -122,14 +123,62 @@ def test_a_process_with_another_title_and_one_that_is_gone_are_not_watched(famil
     ],
 )
 def test_one_that_lasted_and_whose_exit_code_is_gone_is_unexplained(
-    name: str, looks: int, unexplained: bool
+    name: str, looks: int, unexplained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was just forked to run another program has its parent's name, and may end as it likes."""
+    monkeypatch.setattr("afd.agent.deaths._GET_INFO", 0)  # what a kernel before 6.15 does not know
+
+    found = reaped(lambda deaths, child, parent: [deaths.watch(child, name, parent) for _ in range(looks)])
+    assert found is not None and found.code is None and not found.violent
+    assert found.unexplained is unexplained
+
+
+def test_a_kernel_that_remembers_tells_how_one_ended_whose_parent_was_faster() -> None:
+    found = reaped(lambda deaths, child, parent: deaths.watch(child, "VLLM::child", parent))
+    remembers = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
+    assert found is not None and found.code == (-signal.SIGKILL if remembers else None)
+
+
+def test_one_that_was_just_forked_is_named_after_its_parent(family: Family) -> None:
+    parent, child = family
+
+    async def run() -> Death | None:
+        deaths = Deaths()
+        deaths.meet(child, "afd::API server", parent.pid)
+        child.kill()
+        found = await deaths.wait(5)
+        deaths.close()
+        return found
+
+    found = asyncio.run(run())
+    assert found is not None and found.violent
+    assert found.name == f"a process forked from afd::API server (process {child.pid})"
+
+
+def test_one_that_was_met_and_has_a_name_by_now_keeps_it(family: Family) -> None:
+    parent, child = family
+
+    async def run() -> Death | None:
+        deaths = Deaths()
+        deaths.meet(child, "afd::API server", parent.pid)
+        deaths.watch(child, "VLLM::EngineCore", parent.pid)
+        deaths.meet(child, "afd::API server", parent.pid)
+        child.kill()
+        found = await deaths.wait(5)
+        deaths.close()
+        deaths.meet(parent, "afd::API server", 1)  # too late: nothing is watched any more
+        return found
+
+    found = asyncio.run(run())
+    assert found is not None and found.name == "VLLM::EngineCore"
+
+
+def reaped(watch: Callable[[Deaths, psutil.Process, int], object]) -> Death | None:
+    """What is heard of a child that was killed and whose parent has waited for it."""
 
     async def run(child: psutil.Process, parent: int) -> Death | None:
         deaths = Deaths()
-        for _ in range(looks):
-            deaths.watch(child, name, parent)
+        watch(deaths, child, parent)
         child.kill()
         time.sleep(0.5)  # the parent is faster than this event loop
         found = await deaths.wait(5)
@@ -142,5 +191,4 @@ def test_one_that_lasted_and_whose_exit_code_is_gone_is_unexplained(
         (child,) = psutil.Process(running.pid).children()
         found = asyncio.run(run(child, running.pid))
         running.kill()
-    assert found is not None and found.code is None and not found.violent
-    assert found.unexplained is unexplained
+    return found

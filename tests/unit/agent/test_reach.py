@@ -6,21 +6,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from afd.agent import reach
-from afd.agent.reach import Reach, agree, sweep_probes
+from afd.agent.reach import Reach, agree, network, sweep_probes
 from afd.connectors.shm.segment import segment_name, sweep
 from afd.control.abort import Cause
 from afd.control.group import Control
 from afd.control.messages import Host
-from afd.errors import MismatchError, PeerLostError
+from afd.errors import ConfigError, MismatchError, PeerLostError
 from tests.unit.control.agents import Agents
 
 FAR = Host(name="far", memory="n", pid=1)
@@ -234,3 +236,29 @@ def test_ranks_are_reached_where_their_agent_is_unless_that_is_loopback(
     ffn: tuple[str, ...], attention: tuple[str, ...], hosts: list[str], tmp_path: Path
 ) -> None:
     assert asyncio.run(_hosts(ffn, attention, tmp_path)) == hosts
+
+
+def test_attention_connects_within_itself_on_loopback_unless_it_is_spread() -> None:
+    assert (
+        network("127.0.0.1", spread=True)
+        == network("192.0.2.1", spread=False)
+        == {"GLOO_SOCKET_IFNAME": "lo"}
+    )
+
+
+def test_ranks_of_several_hosts_connect_where_peers_reach_them() -> None:
+    others = {
+        name: address.address
+        for name, found in psutil.net_if_addrs().items()
+        for address in found
+        if address.family == socket.AF_INET and not address.address.startswith("127.")
+    }
+    found = {name: network(address, spread=True) for name, address in others.items()}
+    assert found == {
+        name: {"GLOO_SOCKET_IFNAME": name, "VLLM_HOST_IP": address} for name, address in others.items()
+    }
+
+
+def test_an_address_that_this_host_does_not_have_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no network interface .* has the address 192\.0\.2\.7"):
+        network("192.0.2.7", spread=True)

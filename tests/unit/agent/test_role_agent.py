@@ -204,6 +204,12 @@ def test_either_role_may_come_first_and_says_whom_it_waits_for(roles: Roles, fir
             {"ffn": 70, "attention": 71},
             "A0: VLLM::EngineCore (process ",
         ),
+        (
+            "attention",
+            "api_server_whose_engine_is_killed_early",
+            {"ffn": 70, "attention": 71},
+            "A0: a process forked from afd::API server (process ",
+        ),
         ("attention", "no_such_function", {"ffn": 70, "attention": 71}, "KeyError: 'no_such_function'"),
     ],
 )
@@ -228,6 +234,15 @@ def test_a_group_with_a_replica_that_cannot_answer_is_never_ready_and_says_which
             line
         )
         assert "state: ready\n" not in roles.text(role)
+
+
+def test_ranks_that_never_load_are_to_blame_and_not_those_that_wait_for_them(roles: Roles) -> None:
+    soon = {SETTINGS: json.dumps({"timeouts": {"load_s": 4.0, "rendezvous_s": 30.0, "heartbeat_s": 0.2}})}
+    roles.start("ffn", target="ffn_rank_that_waits_for_others", **soon)
+    roles.start("attention", target="api_server_that_loads", **soon)
+    for role, code in (("attention", 71), ("ffn", 70)):
+        found, line = roles.ended(role)
+        assert (found, line.startswith("A0: ")) == (code, True), line
 
 
 def test_ranks_that_left_in_order_are_not_the_cause_but_the_process_that_failed_above_them(
