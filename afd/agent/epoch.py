@@ -19,7 +19,7 @@ from afd.agent.launcher import Child
 from afd.agent.plan import RolePlan
 from afd.agent.processes import KILL_S, Processes
 from afd.agent.progress import Progress
-from afd.agent.stall import StallWatch, first_failure, while_none_is_stopped
+from afd.agent.stall import STOPPED, StallWatch, first_failure, while_none_is_stopped
 from afd.agent.status import AgentStatus
 from afd.agent.stopping import SETTLE_S, Stop, Stopping, until_a_peer_stops
 from afd.control.abort import Cause
@@ -38,11 +38,6 @@ ACCOUNT_S = KILL_S + 0.1
 """How long the account of a process that has ended may take. Its agent looks for a kill behind it, first."""
 READY_S = 10.0
 """How long the other role may take to say that it is ready when this one has used up its time to load."""
-
-
-STOPPED = 0.7
-"""The part of ``step_s`` after which a stopped process is named: before an FFN rank (0.8) gives up its rank, or that of
-another one that waits for it."""
 
 
 class Epoch:
@@ -275,9 +270,18 @@ class Epoch:
         served = self._served()
         if served:
             self._status.enter("draining")
-        await Stopping(self._plan, self._stop, control, hub, processes, self._gone, self._left, aborting).run(
-            served
+        stopping = Stopping(
+            self._plan,
+            self._stop,
+            control,
+            hub,
+            processes,
+            self._gone,
+            self._left,
+            aborting,
+            lambda: self._status.progress,
         )
+        await stopping.run(served)
         self._status.enter("stopped")
 
     async def _keeps(

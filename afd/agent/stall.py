@@ -9,6 +9,7 @@ of its own, which costs nothing while all is well.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn
@@ -16,6 +17,9 @@ from typing import Any, NoReturn
 from afd.errors import RoleFailedError
 
 POLL_S = 0.25
+STOPPED = 0.7
+"""The part of ``step_s`` after which a stopped process is named: before an FFN rank (0.8) gives up its rank, or that of
+another one that waits for it."""
 
 
 class StallWatch:
@@ -25,11 +29,11 @@ class StallWatch:
         self,
         inflight: Callable[[], int],
         progress: Callable[[], float],
-        ask: Callable[[], Awaitable[None]],
-        step_s: float,
+        ask: Callable[[], Awaitable[None]] | None = None,
+        step_s: float = math.inf,
     ) -> None:
         """``progress`` is another number when a layer of a step was computed. ``ask`` has one token generated, or
-        raises RoleFailedError within ``step_s`` or so."""
+        raises RoleFailedError within ``step_s`` or so; without it the watch only looks."""
         self._inflight, self._progress, self._ask, self._step_s = inflight, progress, ask, step_s
         self._since: float | None = None
 
@@ -49,15 +53,15 @@ class StallWatch:
                 self._since = None
             elif self._since is None:
                 self._since = time.monotonic() if self._inflight() else None
-            elif time.monotonic() - self._since > self._step_s:
-                await self._prove(done)
+            elif self._ask is not None and time.monotonic() - self._since > self._step_s:
+                await self._prove(done, self._ask)
                 self._since = None
 
-    async def _prove(self, done: float) -> None:
+    async def _prove(self, done: float, ask: Callable[[], Awaitable[None]]) -> None:
         since = self._since
         assert since is not None
         try:
-            await self._ask()
+            await ask()
         except RoleFailedError as error:
             if self._progress() != done:
                 return

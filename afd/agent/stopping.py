@@ -12,6 +12,7 @@ from typing import Any
 
 from afd.agent.plan import RolePlan
 from afd.agent.processes import Processes
+from afd.agent.stall import STOPPED, StallWatch, first_failure, while_none_is_stopped
 from afd.control.abort import Cause
 from afd.control.group import Control
 from afd.control.hub import LocalHub
@@ -70,6 +71,8 @@ class Stopping:
     """Ranks that have left on purpose so far."""
     left: asyncio.Future[str]
     aborting: asyncio.Task[bool]
+    progress: Callable[[], float]
+    """Another number when something was computed."""
     failure: str = field(default="", init=False)
 
     async def run(self, served: bool) -> None:
@@ -138,16 +141,19 @@ class Stopping:
         ending = asyncio.create_task(processes.terminate(drain_s))
         cut = asyncio.create_task(hub.lost.wait())  # vLLM kills its engine when its own time is up
         killing = asyncio.create_task(self._killed_before(began + self.plan.answer_s))
-        ends: list[asyncio.Future[Any]] = [ending, cut, killing, self.aborting, self.left]
+        stuck = asyncio.create_task(self._stuck())
+        ends: list[asyncio.Future[Any]] = [ending, cut, killing, stuck, self.aborting, self.left]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         early = time.monotonic() < began + self.plan.answer_s and not self.stop.hurried.is_set()
         if killing.done():
             await self.control.fail(killing.result())
+        elif stuck.done():
+            await self.control.fail(stuck.result())
         elif (
             early and processes.inflight and (cause := await processes.failure(hub.lost_process)) is not None
         ):
             await self.control.fail(cause)  # it was not vLLM, whose time is not up
-        killing.cancel()
+        killing.cancel(), stuck.cancel()
         if not ending.done():
             await processes.settle_requests(SETTLE_S)
         ending.cancel(), cut.cancel()
@@ -164,6 +170,16 @@ class Stopping:
         if not self.processes.inflight or time.monotonic() > end or self.stop.hurried.is_set():
             await asyncio.Event().wait()
         return cause
+
+    async def _stuck(self) -> Cause:
+        """Wait until a process has been stopped for a while, though requests need it, if ever."""
+        plan, processes = self.plan, self.processes
+        watch = StallWatch(lambda: processes.inflight, self.progress)
+        patience_s = STOPPED * plan.config.timeouts.step_s
+        error = await first_failure(
+            watch.run(), while_none_is_stopped(lambda: watch.stalled_s, processes.stopped, patience_s)
+        )
+        return Cause.of(error, str(plan.ranks[0]), plan.hello.host.name)
 
 
 def drain_budget_s(control: Control) -> float:

@@ -24,9 +24,6 @@ STEP_BOUND_S = 2 * STEP_S + 4.0
 """The same for a process that is stopped: step_s of requests without a step, and as long again for an answer of the
 server when it may be that one."""
 LOAD_BOUND_S = LOAD_S + 12.0
-DRAIN_BOUND_S = DRAIN_S + 4.0
-"""The same in a drain, in which the server takes no requests any more: what is in flight is waited for as long as the
-drain may take."""
 END_S = 5.0
 """From the cause to the exit, which is the default of timeouts.grace_s: requests in flight get their error, processes
 end."""
@@ -131,8 +128,6 @@ def _stopped(cell: Cell) -> Expected:
     bound_s = STEP_BOUND_S
     if cell.phase is Phase.LOAD:
         bound_s = LOAD_BOUND_S
-    elif cell.phase is Phase.DRAIN and own is Role.ATTENTION:
-        bound_s = DRAIN_BOUND_S
     # A coordinator is asked when replicas start or end a run of steps, not within one.
     survives = cell.target is Target.COORDINATOR
     # Ranks of a role that load wait for each other: all are late, and the one that was stopped is among them.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tests.chaos import cells
 from tests.chaos.cells import LAYOUTS, ON_LOSS, Cell, Fault, Phase, Target
-from tests.chaos.expected import DRAIN_BOUND_S, KILL_S, SILENCE_S, STEP_BOUND_S, STEP_S
+from tests.chaos.expected import KILL_S, SILENCE_S, STEP_BOUND_S, STEP_S
 from tests.chaos.results import Result
 
 HEAD = f"""# Faults
@@ -24,8 +24,7 @@ that it took effect, and looks what becomes of the group. It has *passed* when
 
 Bounds, from the fault to the cause in the log: {KILL_S:g} s for a process that was killed or a connection that was
 closed; {SILENCE_S:.1f} s for silence, which is a cut network or a stopped agent (three heartbeats are 2 s);
-{STEP_BOUND_S:g} s for any other stopped process, with `step_s` at {STEP_S:g} s, and {DRAIN_BOUND_S:g} s for one of
-Attention in a drain, in which it takes no requests any more: that is the time a drain has here, and a little.
+{STEP_BOUND_S:g} s for any other stopped process, with `step_s` at {STEP_S:g} s.
 
 A result counts when its commit is an ancestor of this one and its tree had no changes. Where nothing is recorded a
 table has `-`, and where there is no such experiment `×`; the reasons are at the end of this page.
