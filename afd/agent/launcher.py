@@ -159,7 +159,7 @@ class Launcher:
             if isinstance(error, asyncio.TimeoutError):
                 raise RoleFailedError(f"the launcher did not start {name} within {FORK_S:.0f} s") from None
             if isinstance(error, OSError):
-                raise RoleFailedError(f"the launcher is gone: {error}") from error
+                raise _lost_before(name) from error
             raise
         finally:
             _close(writes)
@@ -204,9 +204,9 @@ class Launcher:
             for child in self._children.values():
                 if not child.exited.done():
                     child.exited.set_result(-signal.SIGKILL)
-            for waiting in self._starting.values():
+            for name, waiting in self._starting.items():
                 if not waiting.done():
-                    waiting.set_exception(RoleFailedError("the launcher died"))
+                    waiting.set_exception(_lost_before(name))
             return
         event = json.loads(message)
         pid = event["pid"]
@@ -235,6 +235,10 @@ class Launcher:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
+
+
+def _lost_before(name: str) -> RoleFailedError:
+    return RoleFailedError(f"the launcher was killed or crashed before it had forked {name}")
 
 
 def _close(descriptors: Sequence[int]) -> None:
