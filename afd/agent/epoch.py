@@ -300,9 +300,11 @@ class Epoch:
 
     async def _blame(self, control: Control, processes: Processes, error: BaseException | None) -> None:
         """The start failed: everybody hears why. That of a process that was killed is no error of the request by which
-        that was noticed."""
+        that was noticed, and what a role waits for in vain may be one that is stopped."""
         if error is None or control.abort.cause is not None:
             return
+        if isinstance(error, RoleFailedError):
+            error = processes.stopped(str(error)) or error
         cause = Cause.of(error, str(self._plan.ranks[0]), self._plan.hello.host.name)
         await control.fail(await processes.behind(cause))
         if not isinstance(error, AFDError):

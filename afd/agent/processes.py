@@ -343,12 +343,12 @@ class Processes:
                 text += f"; its last words: {said}"
         return Cause(kind, text, rank=rank, host=self._plan.hello.host.name)
 
-    def stopped(self) -> RoleFailedError | None:
-        """The error of a process of the tree that is stopped now, if there is one."""
+    def stopped(self, effect: str) -> RoleFailedError | None:
+        """The error of a process of the tree that is stopped now, if there is one, and what its ``effect`` is."""
         for process in self._leftovers.alive():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() == psutil.STATUS_STOPPED:
-                    text = f"{self._leftovers.name(process.pid)} is stopped, and nothing was computed for requests"
+                    text = f"{self._leftovers.name(process.pid)} is stopped, and {effect}"
                     return RoleFailedError(text, self._rank(process.pid))
         return None
 

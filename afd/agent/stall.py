@@ -73,7 +73,7 @@ class StallWatch:
 
 
 async def while_none_is_stopped(
-    stalled_s: Callable[[], float | None], stopped: Callable[[], RoleFailedError | None], limit_s: float
+    stalled_s: Callable[[], float | None], stopped: Callable[[str], RoleFailedError | None], limit_s: float
 ) -> NoReturn:
     """Watch until cancelled. Raises the error of a process that is stopped (SIGSTOP) while requests wait and nothing is
     computed, when that lasts for ``limit_s``.
@@ -84,7 +84,7 @@ async def while_none_is_stopped(
     since: float | None = None
     while True:
         await asyncio.sleep(POLL_S)
-        error = stopped() if stalled_s() is not None else None
+        error = stopped("nothing was computed for requests") if stalled_s() is not None else None
         if error is None:
             since = None
         elif since is None:
