@@ -141,7 +141,7 @@ class Processes:
             **agreed,
         }
         if attention:  # its ranks are forked by its own processes
-            self._streams = Streams(self._heard, self._begun)
+            self._streams = Streams(self._heard, self._begun, self._named)
             await self._streams.start()
             self._environment[OUTPUT_VARIABLE] = self._streams.address
         if agreed["AFD_RANK_TRANSPORT"] == "collective":
@@ -197,6 +197,10 @@ class Processes:
             process = psutil.Process(pid)
             if (above := process.parent()) is not None:
                 self._deaths.meet(process, title(above), above.pid)
+
+    def _named(self, pid: int, rank: str) -> None:
+        """A process says which rank it is, long before it attaches."""
+        self._ranks.setdefault(pid, Rank.parse(rank))
 
     def _heard(self, rank: str, line: str) -> None:
         """A line of a process below those that the agent started."""

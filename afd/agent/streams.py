@@ -43,10 +43,15 @@ def _peer(writer: asyncio.StreamWriter) -> int:
 class Streams:
     """Listens for the streams of processes at ``address``. Belongs to the event loop."""
 
-    def __init__(self, said: Callable[[str, str], None], begun: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        said: Callable[[str, str], None],
+        begun: Callable[[int], None],
+        named: Callable[[int, str], None],
+    ) -> None:
         """``said`` gets the name of a rank, "" when the process is none, and one line; ``begun`` the number of a
-        process that has just been forked."""
-        self._said, self._begun = said, begun
+        process that has just been forked, and ``named`` that of one with the name of the rank that it is."""
+        self._said, self._begun, self._named = said, begun, named
         self._server: asyncio.AbstractServer | None = None
         self._readers: set[asyncio.Task[None]] = set()
         self.address = f"@afd-output-{os.getpid()}-{secrets.token_hex(8)}"
@@ -70,13 +75,14 @@ class Streams:
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
-        self._begun(_peer(writer))
-        rank = ""
+        pid, rank = _peer(writer), ""
+        self._begun(pid)
 
         def said(line: str) -> None:
             nonlocal rank
             if line.startswith(NAMES_A_RANK):
                 rank = line.removeprefix(NAMES_A_RANK)
+                self._named(pid, rank)
             else:
                 self._said(rank, line)
 

@@ -10,8 +10,9 @@ from afd.errors import PeerAbsentError, PeerLostError, RoleFailedError
 from afd.topology import Role
 from tests.chaos.cells import Cell, Fault, Phase, Target
 
-STEP_S, RENDEZVOUS_S, DRAIN_S = 5.0, 15.0, 20.0
-"""Settings of every group here. The first bounds a step, and requests without one."""
+STEP_S, RENDEZVOUS_S, DRAIN_S = 5.0, 15.0, 60.0
+"""Settings of every group here. The first bounds a step, and requests without one; a drain may take as long as all
+requests do on a busy machine."""
 LOAD_S = 30.0
 """That of groups in which something stops while it loads."""
 HEARTBEAT_S = 0.66

@@ -112,7 +112,9 @@ STOPPED = RoleFailedError("VLLM::Worker (process 12) is stopped", "A1")
 def test_a_process_that_is_stopped_while_requests_wait_is_named_after_a_while() -> None:
     began = time.monotonic()
     with pytest.raises(RoleFailedError, match="process 12") as info:
-        asyncio.run(asyncio.wait_for(stall.while_none_is_stopped(lambda: 0.5, lambda effect: STOPPED, 0.3), 5))
+        asyncio.run(
+            asyncio.wait_for(stall.while_none_is_stopped(lambda: 0.5, lambda effect: STOPPED, 0.3), 5)
+        )
     assert info.value.rank == "A1"
     assert time.monotonic() - began > 0.3
 
