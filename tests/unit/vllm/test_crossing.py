@@ -134,7 +134,7 @@ def test_two_ranks_meet_serve_steps_and_part_without_a_failure(run: Any) -> None
                     hidden = group.layers[layer](hidden)
             torch.testing.assert_close(output, hidden)
         await asyncio.sleep(0.1)
-        assert group.states == ["ready-to-warm"]
+        assert group.states == ["loaded", "loaded", "ready-to-warm"]
         assert group.reports["F0"]["afd_ffn_tokens_total"] == (64 + 1 + 7) * len(LAYERS)
         for rank in ("A0", "F0"):
             assert group.reports[rank]["afd_steps_total{phase=profile}"] == 1
