@@ -162,7 +162,7 @@ class Trial:
             self.codes[first] = scene.group.roles[first].wait(2)
             self.ended[first] = time.monotonic() - self.deed.at
             scene.group.directory = scene.group.directory / "again"
-            scene.group.directory.mkdir()
+            scene.group.directory.mkdir(exist_ok=True)
             self.stand.start(scene.group, second, first)
             return
         self.stand.start(scene.group, second)
@@ -210,7 +210,7 @@ class Trial:
             if role in self.ended:
                 self._replaced = True
                 scene.group.directory = scene.group.directory / "again"
-                scene.group.directory.mkdir()
+                scene.group.directory.mkdir(exist_ok=True)
                 self.stand.start(scene.group, role)
 
     def _over(self, scene: Scene, right: Expected) -> bool:
