@@ -196,11 +196,9 @@ class Trial:
         noticed = all(role in self.noticed or role in self.ended for role in right.notices)
         if right.notices and noticed and cell.fault in (Fault.CUT, Fault.STOP, Fault.FILL):
             self._heal()
-        if (
-            right.may_survive
-            and scene.traffic is None
-            and all(body(scene.group, role).get("state") == "ready" for role in Role)
-        ):  # nobody needed it so far
+        unharmed = right.may_survive and scene.traffic is None and not self.causes
+        if unharmed and all(body(scene.group, role).get("state") == "ready" for role in Role):
+            # Nobody needed it so far.
             scene.traffic = Traffic(scene.group.attention.api_url, DECODE)
         if not right.notices and self.ended:  # the peer waited in vain
             self._heal()
