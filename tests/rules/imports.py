@@ -7,7 +7,7 @@
     L1  connectors  ubatch  device                                        torch, no vLLM
         agent                                                             L0, and connectors.shm without torch
     L0  config topology errors pins families cache toml_data support      neither
-        control plan observe
+        control plan observe images
 
 Imports point down or stay on their level. ``agent`` is a process of its own: it may use L0 and the files of
 ``connectors.shm`` that need no torch; of L0 only ``testing.tiny`` imports it (the cache). ``attention`` and ``ffn``
@@ -27,7 +27,7 @@ from tests.rules.sources import Source
 
 LAYERS = {
     "errors": 0, "config": 0, "topology": 0, "pins": 0, "families": 0, "cache": 0, "toml_data": 0, "support": 0,
-    "control": 0, "plan": 0, "observe": 0, "agent": 0,
+    "control": 0, "plan": 0, "observe": 0, "agent": 0, "images": 0,
     "connectors": 1, "ubatch": 1, "device": 1,
     "attention": 2, "ffn": 2, "models": 2, "graphs": 2, "rebind": 2, "launch": 2,
     "attention.ascend": 3, "ffn.ascend": 3,
