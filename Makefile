@@ -6,10 +6,13 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --durations=5 --durations-min=1
 TIMED := python3 scripts/timed.py
 ARGS ?=
+# Images are built where nothing is set up: any Python that reads TOML will do.
+IMAGE = $(or $(PYTHON),$(wildcard $(BIN)/python),python3) -m scripts.image
 
 .DEFAULT_GOAL := help
 .PHONY: help setup smoke serve test test-rules test-unit test-contract test-wheel test-pairwise test-system \
-	lint lint-check lint-format lint-types format chaos bench docs clean
+	lint lint-check lint-format lint-types format chaos bench docs clean \
+	image images sources digests push save load release
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +70,31 @@ bench: setup ## Measure round trips of the transports, as ratios in one run (ARG
 
 docs: setup ## Write the pages that are generated from code (a test compares them)
 	@$(BIN)/python -m scripts.render_docs
+	@$(BIN)/python -m scripts.render_images
+
+image: ## Build a container image: SOC=cpu|a2|a3|a5 [OS= ARCH= ENGINE=docker|podman|buildah BASE= DRY_RUN=1 ARGS=]
+	@$(IMAGE) build
+
+images: ## List the images that can be built, as SOC-OS-architecture
+	@$(IMAGE) names
+
+push: ## Push a built image: SOC=… REGISTRY=registry.example/team
+	@$(IMAGE) push
+
+save: ## Write a built image to an archive: SOC=… [FILE=build/….tar]
+	@$(IMAGE) save
+
+load: ## Read an archive made by `make save`: FILE=…
+	@$(IMAGE) load
+
+release: ## Build and push an image from a clean commit and a pinned digest: SOC=… REGISTRY=…
+	@$(IMAGE) release
+
+sources: ## Prepare the upstream sources of an image, for a machine without a network: SOC=…
+	@$(IMAGE) sources
+
+digests: setup ## Ask the registries what the base images are now; writes docker/digests.json
+	@$(BIN)/python -m scripts.image_digests
 
 clean: ## Remove everything these targets made, .venv included
 	rm -rf .venv .venv.old-* build dist tmp *.egg-info packages/*/build packages/*/*.egg-info

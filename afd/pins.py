@@ -3,7 +3,8 @@
 
 The file ships inside the package, so ``afd doctor`` and the handshake compare a running environment with it. The
 reader is strict: a missing table, an unknown key or a value of the wrong shape is a :class:`ConfigError` that names
-the place in the file. The version of AFD itself is not here, it is in ``VERSION``.
+the place in the file. The tables about container images are read by :mod:`afd.images.rows`. The version of AFD itself
+is not here, it is in ``VERSION``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from afd import toml_data
-from afd.errors import ConfigError
+from afd.images import rows
 
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z0-9.+]*)")
 _PYTHON = re.compile(r"\d+\.\d+")
@@ -63,6 +64,7 @@ class Pins:
     ascend_commit: str
     platforms: Mapping[str, PlatformPin]
     uv: str
+    images: rows.Images
 
 
 @functools.cache
@@ -77,7 +79,9 @@ def parse(text: str) -> Pins:
 
 
 def _pins(document: dict[str, object]) -> Pins:
-    top = _Table("", document, {"python", "vllm", "vllm-ascend", "platform", "tool"})
+    top = toml_data.Table(
+        "pins.toml", "", document, {"python", "vllm", "vllm-ascend", "platform", "tool", *rows.TABLES}
+    )
     python = top.table("python", {"minimum", "below"})
     vllm = top.table("vllm", {"version", "commit"})
     ascend = top.table("vllm-ascend", {"commit"})
@@ -98,49 +102,8 @@ def _pins(document: dict[str, object]) -> Pins:
             }
         ),
         uv=tool.text("uv", _VERSION),
+        images=rows.read(top),
     )
-
-
-class _Table:
-    """One table of the file, whose keys must be exactly ``keys``; ``path`` is its dotted name for messages."""
-
-    def __init__(self, path: str, value: object, keys: set[str]) -> None:
-        if not isinstance(value, dict):
-            raise ConfigError(f"pins.toml: {path} must be a table, not {value!r}")
-        self._path = path
-        self._values: dict[str, object] = value
-        for kind, names in (("unknown", set(value) - keys), ("missing", keys - set(value))):
-            if names:
-                where = f"[{path}]" if path else "the top level"
-                raise ConfigError(f"pins.toml: {kind} in {where}: {', '.join(sorted(names))}")
-
-    def table(self, key: str, keys: set[str]) -> _Table:
-        return _Table(self._join(key), self._values[key], keys)
-
-    def rows(self, key: str, keys: set[str]) -> list[tuple[str, _Table]]:
-        """The tables below ``key`` with their names; every one has the same ``keys``."""
-        rows = self._values[key]
-        if not isinstance(rows, dict):
-            raise ConfigError(f"pins.toml: {self._join(key)} must be a table of tables, not {rows!r}")
-        return [(name, _Table(self._join(f"{key}.{name}"), row, keys)) for name, row in rows.items()]
-
-    def text(self, key: str, pattern: re.Pattern[str]) -> str:
-        return _matching(self._join(key), self._values[key], pattern)
-
-    def texts(self, key: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
-        values = self._values[key]
-        if not isinstance(values, list):
-            raise ConfigError(f"pins.toml: {self._join(key)} must be a list, not {values!r}")
-        return tuple(_matching(f"{self._join(key)}[{i}]", value, pattern) for i, value in enumerate(values))
-
-    def _join(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
-
-
-def _matching(path: str, value: object, pattern: re.Pattern[str]) -> str:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ConfigError(f"pins.toml: {path} must look like {pattern.pattern}, not {value!r}")
-    return value
 
 
 def _pair(version: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 _GENERATED = ("__pycache__", ".egg-info", ".venv", "build", "dist", "tmp")
-_HIDDEN_KEPT = (".ci", ".gitignore", ".dockerignore")
+_HIDDEN_KEPT = (".ci", ".gitignore", ".dockerignore", ".hadolint.yaml")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,20 @@ def _versions() -> dict[str, str]:
         "vLLM-Ascend's commit": pinned.ascend_commit,
         "uv": pinned.uv,
         **{f"torch ({name})": row.torch for name, row in pinned.platforms.items()},
+        "supervisor": pinned.images.common.supervisor,
+        "the operators' commit": pinned.images.operators.commit,
+        **{
+            f"{what} of CANN {row.version}": version
+            for row in pinned.images.canns.values()
+            for what, version in {
+                "the version": row.version,
+                "torch": row.torch,
+                "torch-npu": row.torch_npu,
+                "Triton Ascend": row.triton_ascend,
+                "transformers": row.transformers,
+                "mooncake": row.mooncake,
+            }.items()
+        },
     }
 
 
@@ -113,6 +127,8 @@ def test_a_file_that_breaks_a_rule_is_found(
         (text.machine_paths, "afd/a.py", "build/wo" + "rk/main and /workspace/x and docs/home/index"),
         (text.dynamic_attributes, "afd/config/kinds.py", "getattr(config, 'hidden_size')"),
         (text.ascend_names, "afd/ffn/ascend.py", "import torch_npu"),
+        (text.ascend_names, "afd/images/manifest.py", "torch_npu: str"),
+        (text.ascend_names, "afd/cli/doctor.py", "wanted = manifest.torch_npu"),
         (text.ascend_names, "afd/control/a.py", "versions = {'vllm_ascend': pins.load().ascend_commit}"),
         (text.short_test_names, "tests/unit/test_a.py", "def test_three_whole_words(): ..."),
         (text.skipped_tests, "tests/unit/test_a.py", "Counts(skipped=0)  # a word about sk" + "ip"),

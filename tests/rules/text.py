@@ -19,8 +19,9 @@ _CODE_NAMES = ("Makefile", ".ci/run")
 # Untyped input is read once, here, into a frozen dataclass; everywhere else attributes are accessed directly.
 UNTYPED_READERS = ("afd/config/",)
 
-# The device's package in any form, and the other one as a module. As a plain word it is a name in a list of versions.
-_ASCEND = re.compile(r"\btorch_npu\b|\bvllm_ascend\.|\b(?:import|import_module|from)\b.*\bvllm_ascend\b")
+# The device's package in any form but a field of that name, and the other one as a module. As a plain word it is a name
+# in a list of versions.
+_ASCEND = re.compile(r"(?<!\.)\btorch_npu\b|\bvllm_ascend\.|\b(?:import|import_module|from)\b.*\bvllm_ascend\b")
 
 # Where a pinned version may be written: by a person (the first two), or by a script.
 VERSIONS_WRITTEN = (
@@ -29,6 +30,10 @@ VERSIONS_WRITTEN = (
     "requirements/",
     "CHANGELOG.md",
     "docs/versions.md",
+    "docs/image-matrix.md",
+    "docker/docker-bake.hcl",
+    "docker/digests.json",
+    "tests/unit/images/snapshots/",
     "tests/records/",
 )
 
@@ -117,8 +122,8 @@ def dynamic_attributes(sources: Iterable[Source]) -> list[str]:
 
 
 def ascend_names(sources: Iterable[Source]) -> list[str]:
-    """Names of Ascend packages outside the leaves."""
-    others = (source for source in sources if not within(source.module, *ASCEND_LEAVES))
+    """Names of Ascend packages outside the leaves. ``afd.images`` says which of them are installed."""
+    others = (source for source in sources if not within(source.module, *ASCEND_LEAVES, "afd.images"))
     return _matches(others, _ASCEND, "belongs in a leaf")
 
 
