@@ -11,7 +11,7 @@ IMAGE = $(or $(PYTHON),$(wildcard $(BIN)/python),python3) -m scripts.image
 
 .DEFAULT_GOAL := help
 .PHONY: help setup smoke serve test test-rules test-unit test-contract test-wheel test-pairwise test-system \
-	lint lint-check lint-format lint-types format chaos bench docs clean \
+	lint lint-check lint-format lint-types lint-docker format chaos bench docs clean \
 	image images sources digests push save load release
 
 help: ## List the targets
@@ -46,7 +46,7 @@ test-pairwise: setup ## Only the selection of system tests that `make test` runs
 test-system: setup ## All system tests: real vLLM, real processes
 	@$(TIMED) system $(PYTEST) tests/system $(ARGS)
 
-lint: lint-check lint-format lint-types ## Check style and types
+lint: lint-check lint-format lint-types lint-docker ## Check style, types, Dockerfiles and shell scripts
 
 lint-check: setup
 	@$(TIMED) "ruff check" $(BIN)/ruff check .
@@ -57,6 +57,10 @@ lint-format: setup
 lint-types: setup
 	@$(TIMED) "mypy afd" $(BIN)/mypy
 	@$(TIMED) "mypy packages" $(BIN)/mypy --config-file packages/triton-cpu/pyproject.toml packages/triton-cpu/src
+
+lint-docker: setup
+	@$(TIMED) hadolint $(BIN)/hadolint docker/*.Dockerfile
+	@$(TIMED) shellcheck $(BIN)/shellcheck --external-sources .ci/run $$(find docker -name '*.sh')
 
 format: setup ## Format the sources and fix what can be fixed safely
 	@$(BIN)/ruff format .

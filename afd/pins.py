@@ -21,6 +21,8 @@ from afd.images import rows
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z0-9.+]*)")
 _PYTHON = re.compile(r"\d+\.\d+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_REQUIREMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*([=<>]=[a-z0-9.]+)?")
+_WORD = re.compile(r"[a-z0-9_]+")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -56,14 +58,20 @@ class PlatformPin:
 
 @dataclass(frozen=True)
 class Pins:
-    """Every pin of ``pins.toml``. Commits are full SHA-1 hashes of the upstream repositories."""
+    """Every pin of ``pins.toml``. Commits are full SHA-1 hashes of the upstream repositories.
+
+    ``ascend_vendor`` is the folder of vLLM-Ascend's own operators, ``ascend_requires`` what it needs from an index.
+    """
 
     python: PythonRange
     vllm_version: str
     vllm_commit: str
     ascend_commit: str
+    ascend_vendor: str
+    ascend_requires: tuple[str, ...]
     platforms: Mapping[str, PlatformPin]
     uv: str
+    supervisor: str
     images: rows.Images
 
 
@@ -84,13 +92,15 @@ def _pins(document: dict[str, object]) -> Pins:
     )
     python = top.table("python", {"minimum", "below"})
     vllm = top.table("vllm", {"version", "commit"})
-    ascend = top.table("vllm-ascend", {"commit"})
-    tool = top.table("tool", {"uv"})
+    ascend = top.table("vllm-ascend", {"commit", "vendor", "requires"})
+    tool = top.table("tool", {"uv", "supervisor"})
     return Pins(
         python=PythonRange(python.text("minimum", _PYTHON), python.text("below", _PYTHON)),
         vllm_version=vllm.text("version", _VERSION),
         vllm_commit=vllm.text("commit", _COMMIT),
         ascend_commit=ascend.text("commit", _COMMIT),
+        ascend_vendor=ascend.text("vendor", _WORD),
+        ascend_requires=ascend.texts("requires", _REQUIREMENT),
         platforms=MappingProxyType(
             {
                 name: PlatformPin(
@@ -102,6 +112,7 @@ def _pins(document: dict[str, object]) -> Pins:
             }
         ),
         uv=tool.text("uv", _VERSION),
+        supervisor=tool.text("supervisor", _VERSION),
         images=rows.read(top),
     )
 

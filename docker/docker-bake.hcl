@@ -23,7 +23,6 @@ target "cpu-debian12-amd64" {
     "SOC"               = "cpu"
     "OS"                = "debian12"
     "ARCH"              = "amd64"
-    "PYTHON"            = "3.11"
     "VERSION"           = "${VERSION}"
     "REVISION"          = "${REVISION}"
     "DIRTY"             = "${DIRTY}"
@@ -37,6 +36,7 @@ target "cpu-debian12-amd64" {
     "VENDOR"            = "the AFD project"
     "SOURCE_URL"        = "${SOURCE_URL}"
     "LICENSES"          = "Apache-2.0"
+    "PYTHON"            = "3.11"
     "TORCH"             = "2.11.0"
   }
 }
@@ -53,7 +53,6 @@ target "cpu-debian12-arm64" {
     "SOC"               = "cpu"
     "OS"                = "debian12"
     "ARCH"              = "arm64"
-    "PYTHON"            = "3.11"
     "VERSION"           = "${VERSION}"
     "REVISION"          = "${REVISION}"
     "DIRTY"             = "${DIRTY}"
@@ -67,6 +66,7 @@ target "cpu-debian12-arm64" {
     "VENDOR"            = "the AFD project"
     "SOURCE_URL"        = "${SOURCE_URL}"
     "LICENSES"          = "Apache-2.0"
+    "PYTHON"            = "3.11"
     "TORCH"             = "2.11.0"
   }
 }
@@ -77,10 +77,10 @@ target "a2-ubuntu22_04-arm64" {
   platforms  = ["linux/arm64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a2-ubuntu22.04-arm64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-910b-ubuntu22.04-py3.12"
@@ -89,7 +89,6 @@ target "a2-ubuntu22_04-arm64" {
     "SOC"                  = "a2"
     "OS"                   = "ubuntu22.04"
     "ARCH"                 = "arm64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -110,13 +109,15 @@ target "a2-ubuntu22_04-arm64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -126,10 +127,10 @@ target "a2-ubuntu22_04-amd64" {
   platforms  = ["linux/amd64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a2-ubuntu22.04-amd64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-910b-ubuntu22.04-py3.12"
@@ -138,7 +139,6 @@ target "a2-ubuntu22_04-amd64" {
     "SOC"                  = "a2"
     "OS"                   = "ubuntu22.04"
     "ARCH"                 = "amd64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -159,13 +159,15 @@ target "a2-ubuntu22_04-amd64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -175,10 +177,10 @@ target "a2-openeuler24_03-arm64" {
   platforms  = ["linux/arm64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a2-openeuler24.03-arm64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-910b-openeuler24.03-py3.12"
@@ -187,7 +189,6 @@ target "a2-openeuler24_03-arm64" {
     "SOC"                  = "a2"
     "OS"                   = "openeuler24.03"
     "ARCH"                 = "arm64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -208,13 +209,15 @@ target "a2-openeuler24_03-arm64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -224,10 +227,10 @@ target "a2-openeuler24_03-amd64" {
   platforms  = ["linux/amd64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a2-openeuler24.03-amd64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-910b-openeuler24.03-py3.12"
@@ -236,7 +239,6 @@ target "a2-openeuler24_03-amd64" {
     "SOC"                  = "a2"
     "OS"                   = "openeuler24.03"
     "ARCH"                 = "amd64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -257,13 +259,15 @@ target "a2-openeuler24_03-amd64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -273,10 +277,10 @@ target "a3-ubuntu22_04-arm64" {
   platforms  = ["linux/arm64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a3-ubuntu22.04-arm64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-a3-ubuntu22.04-py3.12"
@@ -285,7 +289,6 @@ target "a3-ubuntu22_04-arm64" {
     "SOC"                  = "a3"
     "OS"                   = "ubuntu22.04"
     "ARCH"                 = "arm64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -306,13 +309,15 @@ target "a3-ubuntu22_04-arm64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "built"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer:/opt/afd/operators/vendors/afd-plugin"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/opt/afd/operators/vendors/afd-plugin/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -322,10 +327,10 @@ target "a3-ubuntu22_04-amd64" {
   platforms  = ["linux/amd64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a3-ubuntu22.04-amd64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-a3-ubuntu22.04-py3.12"
@@ -334,7 +339,6 @@ target "a3-ubuntu22_04-amd64" {
     "SOC"                  = "a3"
     "OS"                   = "ubuntu22.04"
     "ARCH"                 = "amd64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -355,13 +359,15 @@ target "a3-ubuntu22_04-amd64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "built"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer:/opt/afd/operators/vendors/afd-plugin"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/opt/afd/operators/vendors/afd-plugin/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -371,10 +377,10 @@ target "a3-openeuler24_03-arm64" {
   platforms  = ["linux/arm64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a3-openeuler24.03-arm64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-a3-openeuler24.03-py3.12"
@@ -383,7 +389,6 @@ target "a3-openeuler24_03-arm64" {
     "SOC"                  = "a3"
     "OS"                   = "openeuler24.03"
     "ARCH"                 = "arm64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -404,13 +409,15 @@ target "a3-openeuler24_03-arm64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "built"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer:/opt/afd/operators/vendors/afd-plugin"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/opt/afd/operators/vendors/afd-plugin/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -420,10 +427,10 @@ target "a3-openeuler24_03-amd64" {
   platforms  = ["linux/amd64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a3-openeuler24.03-amd64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/operators-2e4378f2d478313992e9a1b850c61b1e888a1145"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-a3-openeuler24.03-py3.12"
@@ -432,7 +439,6 @@ target "a3-openeuler24_03-amd64" {
     "SOC"                  = "a3"
     "OS"                   = "openeuler24.03"
     "ARCH"                 = "amd64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -453,13 +459,15 @@ target "a3-openeuler24_03-amd64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "built"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer:/opt/afd/operators/vendors/afd-plugin"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/opt/afd/operators/vendors/afd-plugin/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -469,10 +477,10 @@ target "a5-ubuntu22_04-arm64" {
   platforms  = ["linux/arm64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a5-ubuntu22.04-arm64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-950-ubuntu22.04-py3.12"
@@ -481,7 +489,6 @@ target "a5-ubuntu22_04-arm64" {
     "SOC"                  = "a5"
     "OS"                   = "ubuntu22.04"
     "ARCH"                 = "arm64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -502,13 +509,15 @@ target "a5-ubuntu22_04-arm64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -518,10 +527,10 @@ target "a5-ubuntu22_04-amd64" {
   platforms  = ["linux/amd64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a5-ubuntu22.04-amd64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-950-ubuntu22.04-py3.12"
@@ -530,7 +539,6 @@ target "a5-ubuntu22_04-amd64" {
     "SOC"                  = "a5"
     "OS"                   = "ubuntu22.04"
     "ARCH"                 = "amd64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -551,13 +559,15 @@ target "a5-ubuntu22_04-amd64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -567,10 +577,10 @@ target "a5-openeuler24_03-arm64" {
   platforms  = ["linux/arm64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a5-openeuler24.03-arm64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-950-openeuler24.03-py3.12"
@@ -579,7 +589,6 @@ target "a5-openeuler24_03-arm64" {
     "SOC"                  = "a5"
     "OS"                   = "openeuler24.03"
     "ARCH"                 = "arm64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -600,13 +609,15 @@ target "a5-openeuler24_03-arm64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 
@@ -616,10 +627,10 @@ target "a5-openeuler24_03-amd64" {
   platforms  = ["linux/amd64"]
   tags       = ["${REGISTRY == "" ? "" : "${REGISTRY}/"}afd:${VERSION}-a5-openeuler24.03-amd64"]
   contexts = {
-    "vllm"        = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
-    "vllm-ascend" = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
-    "operators"   = "build/sources/nothing"
-    "cam"         = "build/sources/nothing"
+    "vllm"             = "build/sources/vllm-568afb3a13806beb53bb2e6bd518269357b237c0"
+    "vllm-ascend"      = "build/sources/vllm-ascend-80d8c194f7584b17fe08065ea99a130916f6b0e7"
+    "operators-source" = "build/sources/nothing"
+    "cam"              = "build/sources/nothing"
   }
   args = {
     "BASE"                 = "quay.io/ascend/cann:9.0.1-950-openeuler24.03-py3.12"
@@ -628,7 +639,6 @@ target "a5-openeuler24_03-amd64" {
     "SOC"                  = "a5"
     "OS"                   = "openeuler24.03"
     "ARCH"                 = "amd64"
-    "PYTHON"               = "3.12"
     "VERSION"              = "${VERSION}"
     "REVISION"             = "${REVISION}"
     "DIRTY"                = "${DIRTY}"
@@ -649,13 +659,15 @@ target "a5-openeuler24_03-amd64" {
     "TRITON_ASCEND"        = "3.2.1"
     "TRITON_ASCEND_INDEX"  = "https://mirrors.huaweicloud.com/ascend/repos/pypi"
     "TRITON_ASCEND_SHA256" = ""
+    "TORCH_SHA256"         = ""
     "VLLM_ASCEND_COMMIT"   = "80d8c194f7584b17fe08065ea99a130916f6b0e7"
     "VLLM_ASCEND_VERSION"  = "0.26.0.dev0+g80d8c194f"
     "OPERATORS_COMMIT"     = "2e4378f2d478313992e9a1b850c61b1e888a1145"
-    "OPERATORS_VENDOR"     = "afd-plugin"
     "A2E"                  = "none"
     "CAM"                  = "none"
     "DRIVER_MIN"           = "unverified"
+    "OPP_PATHS"            = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
+    "LIBRARY_PATHS"        = "/opt/afd/lib/python3.12/site-packages/vllm_ascend/_cann_ops_custom/vendors/custom_transformer/op_api/lib:/usr/local/lib"
   }
 }
 

@@ -102,6 +102,10 @@ def release(given: Mapping[str, str]) -> int:
             f"Triton Ascend {cell.row.cann.triton_ascend} for {cell.arch} has no SHA-256 in afd/pins.toml; "
             "download its wheel, compare it with what its publisher says, and write it there"
         )
+    if cell.row is not None and cell.arch == "amd64" and not cell.row.cann.torch_cpu_sha256:
+        raise ConfigError(
+            f"the CPU-only build of torch {cell.row.cann.torch} has no SHA-256 in afd/pins.toml"
+        )
     here = checkout()
     if here.dirty or here.revision == "unknown":
         raise ConfigError("a release is built from a commit; commit or remove the changes (git status)")
@@ -179,6 +183,10 @@ def choices(pinned: pins.Pins, cell: matrix.Cell, given: Mapping[str, str]) -> c
         raise ConfigError(
             f"OPERATORS={operators}: 1 builds a2e and e2a where there are any, 0 leaves them out"
         )
+    if cell.row is not None and cell.arch == "amd64" and not given.get("TORCH_INDEX"):
+        raise ConfigError(
+            "on amd64 torch-npu needs a CPU-only torch: say TORCH_INDEX=https://…, an index that has it"
+        )
     return command.Options(
         engine=engine_of(given),
         base=given.get("BASE", ""),
@@ -187,6 +195,7 @@ def choices(pinned: pins.Pins, cell: matrix.Cell, given: Mapping[str, str]) -> c
         certificates=given.get("CA", ""),
         pip_config=given.get("PIP_CONF", ""),
         torch_index=given.get("TORCH_INDEX", ""),
+        triton_ascend_index=given.get("TRITON_ASCEND_INDEX", ""),
         source_url=given.get("SOURCE_URL", ""),
         extra=tuple(shlex.split(given.get("ARGS", ""))),
     )

@@ -19,6 +19,11 @@ _TRANSPORTS: dict[str, Callable[[str], Transport]] = {
 }
 
 
+def transports() -> tuple[str, ...]:
+    """The names of the transports that are built."""
+    return tuple(_TRANSPORTS)
+
+
 def connector(name: str, transport: str, host: str = LOOPBACK) -> Connector:
     """The connector called ``name`` over the agreed ``transport`` (not "auto": both roles agree on one first).
 

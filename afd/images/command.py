@@ -18,6 +18,7 @@ from afd.pins import Pins
 
 ENGINES = ("docker", "podman", "buildah")
 SOURCES = "build/sources"  # below the checkout; what scripts/image_sources.py prepares
+PREFIX = "opt/afd"  # the environment in the image
 NOTHING = f"{SOURCES}/nothing"  # an empty context where a cell has no such thing
 
 
@@ -53,6 +54,7 @@ class Options:
     certificates: str = ""
     pip_config: str = ""
     torch_index: str = ""
+    triton_ascend_index: str = ""
     source_url: str = ""
     extra: tuple[str, ...] = field(default=())
 
@@ -71,7 +73,6 @@ def arguments(
         "SOC": cell.soc,
         "OS": cell.os,
         "ARCH": cell.arch,
-        "PYTHON": cell.python,
         "VERSION": checkout.version,
         "REVISION": checkout.revision,
         "DIRTY": "1" if checkout.dirty else "0",
@@ -88,7 +89,7 @@ def arguments(
     }
     row = cell.row
     if row is None:
-        return {**found, "TORCH": pins.platforms["cpu"].torch}
+        return {**found, "PYTHON": cell.python, "TORCH": pins.platforms["cpu"].torch}
     return {
         **found,
         "SOC_VERSION": row.soc_version,
@@ -96,15 +97,16 @@ def arguments(
         "TORCH": row.cann.torch,
         "TORCH_NPU": row.cann.torch_npu,
         "TRITON_ASCEND": row.cann.triton_ascend,
-        "TRITON_ASCEND_INDEX": row.cann.triton_ascend_index,
+        "TRITON_ASCEND_INDEX": options.triton_ascend_index or row.cann.triton_ascend_index,
         "TRITON_ASCEND_SHA256": row.cann.triton_ascend_sha256[cell.arch],
+        "TORCH_SHA256": row.cann.torch_cpu_sha256,
         "VLLM_ASCEND_COMMIT": pins.ascend_commit,
         "VLLM_ASCEND_VERSION": ascend_version(pins),
         "OPERATORS_COMMIT": pins.images.operators.commit,
-        "OPERATORS_VENDOR": pins.images.operators.vendor,
         "A2E": "built" if builds_a2e(cell, options) else "none",
         "CAM": "user" if options.cam else "none",
         "DRIVER_MIN": row.driver_min,
+        **vendor_paths(pins, cell, options),
     }
 
 
@@ -115,7 +117,7 @@ def contexts(pins: Pins, cell: Cell, options: Options) -> dict[str, str]:
     return {
         "vllm": f"{SOURCES}/vllm-{pins.vllm_commit}",
         "vllm-ascend": f"{SOURCES}/vllm-ascend-{pins.ascend_commit}",
-        "operators": f"{SOURCES}/operators-{pins.images.operators.commit}"
+        "operators-source": f"{SOURCES}/operators-{pins.images.operators.commit}"
         if builds_a2e(cell, options)
         else NOTHING,
         "cam": f"{SOURCES}/cam" if options.cam else NOTHING,
@@ -150,6 +152,27 @@ def command(
         *_each("--build-arg", wanted),
         *end,
     ]
+
+
+def vendor_paths(pins: Pins, cell: Cell, options: Options) -> dict[str, str]:
+    """The folders of operators that are in the image, for CANN and for the loader. They go into ENV: an entry point, a
+    probe or `docker exec` reads no shell's start-up file.
+    """
+    packages = f"/{PREFIX}/lib/python{cell.python}/site-packages"
+    vendors = [f"{packages}/vllm_ascend/_cann_ops_custom/vendors/{pins.ascend_vendor}"]
+    if builds_a2e(cell, options):
+        vendors.append(f"/{PREFIX}/operators/vendors/{pins.images.operators.vendor}")
+    libraries = [f"{vendor}/op_api/lib" for vendor in vendors]
+    if options.cam:
+        vendors.append(cam_vendor(cell))
+        libraries += [f"{cam_vendor(cell)}/op_api", f"{cam_vendor(cell)}/op_api/lib"]
+    return {"OPP_PATHS": ":".join(vendors), "LIBRARY_PATHS": ":".join([*libraries, "/usr/local/lib"])}
+
+
+def cam_vendor(cell: Cell) -> str:
+    """Where the CAM installer puts its operators."""
+    assert cell.row is not None
+    return f"/usr/local/Ascend/cann-{cell.row.cann.version}/opp/vendors/CAM"
 
 
 def builds_a2e(cell: Cell, options: Options) -> bool:

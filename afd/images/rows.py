@@ -50,8 +50,6 @@ class Common:
 
     title: str
     vendor: str
-    supervisor: str
-    supervisor_sha256: str
     uid: int
 
 
@@ -89,7 +87,7 @@ class Cam:
 
 @dataclass(frozen=True)
 class Cann:
-    """One release of CANN and what was built for it. ``triton_ascend_sha256`` is by architecture, "" where unknown."""
+    """One release of CANN and what was built for it. Hashes of wheels are "" where unknown."""
 
     version: str
     registry: str
@@ -99,6 +97,7 @@ class Cann:
     triton_ascend: str
     triton_ascend_index: str
     triton_ascend_sha256: Mapping[str, str]
+    torch_cpu_sha256: str
     transformers: str
     mooncake: str
 
@@ -179,12 +178,10 @@ def read(top: Table) -> Images:
 
 
 def _common(top: Table) -> Common:
-    row = top.table("image", {"title", "vendor", "supervisor", "supervisor_sha256", "uid"})
+    row = top.table("image", {"title", "vendor", "uid"})
     return Common(
         title=row.text("title", _ANY),
         vendor=row.text("vendor", _ANY),
-        supervisor=row.text("supervisor", _VERSION),
-        supervisor_sha256=row.text("supervisor_sha256", _SHA256),
         uid=row.count("uid"),
     )
 
@@ -224,12 +221,15 @@ def _canns(top: Table) -> Mapping[str, Cann]:
     versions = ("python", "torch", "torch_npu", "triton_ascend", "transformers", "mooncake")
     canns: dict[str, Cann] = {}
     owners: dict[str, str] = {}
-    for name, row in top.rows("cann", {"registry", "triton_ascend_index", "triton_ascend_sha256", *versions}):
+    for name, row in top.rows(
+        "cann", {"registry", "triton_ascend_index", "triton_ascend_sha256", "torch_cpu_sha256", *versions}
+    ):
         hashes = row.table("triton_ascend_sha256", {"amd64", "arm64"})
         cann = Cann(
             version=name,
             registry=row.text("registry", _IMAGE),
             triton_ascend_index=row.text("triton_ascend_index", _URL),
+            torch_cpu_sha256=row.text("torch_cpu_sha256", _SHA256_OR_NONE),
             triton_ascend_sha256=MappingProxyType(
                 {arch: hashes.text(arch, _SHA256_OR_NONE) for arch in ("amd64", "arm64")}
             ),

@@ -25,7 +25,7 @@ def _versions() -> dict[str, str]:
         "vLLM-Ascend's commit": pinned.ascend_commit,
         "uv": pinned.uv,
         **{f"torch ({name})": row.torch for name, row in pinned.platforms.items()},
-        "supervisor": pinned.images.common.supervisor,
+        "supervisor": pinned.supervisor,
         "the operators' commit": pinned.images.operators.commit,
         **{
             f"{what} of CANN {row.version}": version

@@ -21,7 +21,9 @@ UNTYPED_READERS = ("afd/config/",)
 
 # The device's package in any form but a field of that name, and the other one as a module. As a plain word it is a name
 # in a list of versions.
-_ASCEND = re.compile(r"(?<!\.)\btorch_npu\b|\bvllm_ascend\.|\b(?:import|import_module|from)\b.*\bvllm_ascend\b")
+_ASCEND = re.compile(
+    r"(?<!\.)\btorch_npu\b|\bvllm_ascend\.|\b(?:import|import_module|from)\b.*\bvllm_ascend\b"
+)
 
 # Where a pinned version may be written: by a person (the first two), or by a script.
 VERSIONS_WRITTEN = (

@@ -85,7 +85,7 @@ def test_a_wrong_row_is_refused_with_its_place_and_the_reason(
 
 def test_the_torch_npu_of_another_row_of_cann_is_refused() -> None:
     start = TEXT.index("[cann.")
-    row = TEXT[start : TEXT.index("\n#", start)]
+    row = TEXT[start : TEXT.index("\n\n", start)]
     (cann,) = IMAGES.canns
     other = row.replace(f'[cann."{cann}"]', '[cann."99.1"]')
     with pytest.raises(ConfigError, match=f"belongs to CANN {cann}; cells of two rows are never mixed"):
