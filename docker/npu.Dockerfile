@@ -155,8 +155,8 @@ LABEL org.opencontainers.image.title="${TITLE}" \
     io.afd.operators.a2e="${A2E}" \
     io.afd.operators.cam="${CAM}" \
     io.afd.driver-min="${DRIVER_MIN}"
-ENV HOME=/home/afd
-WORKDIR /home/afd
+ENV HOME=/var/lib/afd
+WORKDIR /var/lib/afd
 USER ${USER_ID}
 EXPOSE 8000 9300
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m --retries=3 CMD ["/opt/afd/bin/afd-healthcheck"]

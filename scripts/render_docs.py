@@ -14,6 +14,7 @@ from pathlib import Path
 
 from afd import pins, support, toml_data
 from afd.config import reference
+from afd.images import page
 from afd.rebind import HOOKS
 from afd.support import records
 from tests.chaos import page as chaos_page
@@ -35,6 +36,8 @@ def pages() -> dict[str, str]:
         "faults.md": NOTE.format("tests/chaos and tests/records/chaos")
         + chaos_page.render(chaos_results.evidence(chaos_results.read_records(RECORDS), ROOT)),
         "hooks.md": hooks(),
+        "image-matrix.md": NOTE.format("afd/pins.toml")
+        + page.render(pins.load(), (ROOT / "VERSION").read_text(encoding="utf-8").strip()),
         "record.schema.json": json.dumps(schema, indent=2, sort_keys=True) + "\n",
         "support-matrix.md": NOTE.format("afd/support/tables.py and tests/records")
         + support.render(records.load(RECORDS)),
@@ -111,9 +114,14 @@ def versions(pinned: pins.Pins) -> str:
         ("vLLM", f"{pinned.vllm_version} (`{pinned.vllm_commit}`)"),
         ("vLLM-Ascend", f"`{pinned.ascend_commit}`"),
         ("uv", pinned.uv),
+        ("supervisor", pinned.supervisor),
     ]
     for name, row in sorted(pinned.platforms.items()):
         rows.append((f"platform `{name}`", f"`{row.distribution}` with torch {row.torch}"))
+    for cann in pinned.images.canns.values():
+        rows.append(
+            (f"CANN {cann.version}", f"torch {cann.torch}, torch-npu {cann.torch_npu}, Python {cann.python}")
+        )
     return (
         NOTE.format("afd/pins.toml")
         + "# Versions\n\nThe upstream versions that this tree is built and tested against.\n"

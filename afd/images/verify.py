@@ -40,7 +40,7 @@ failed = {}
 def attempt(name, action):
     try:
         return action()
-    except BaseException as error:
+    except Exception as error:
         failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
 for name in modules:
     attempt(name, lambda: importlib.import_module(name))
@@ -119,7 +119,10 @@ def imports(
     # The device's package loads by itself with torch, and would look for a device before anything else is tried.
     environment = {**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCHDYNAMO_DISABLE": "1"}
     try:
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=IMPORT_S)
+        # From the root, because a process like this one looks for modules where it starts, too.
+        done = subprocess.run(
+            words, cwd=tree.root, env=environment, capture_output=True, text=True, timeout=IMPORT_S
+        )
     except subprocess.TimeoutExpired:
         return {"the imports": f"no end after {IMPORT_S:.0f} s"}, ()
     if done.returncode:
@@ -134,6 +137,7 @@ def pip_check(tree: Tree, allowed: str, environment: Mapping[str, str]) -> Itera
     reviewed = read_allowed(allowed)
     done = subprocess.run(
         [str(tree.python), "-m", "pip", "--disable-pip-version-check", "check"],
+        cwd=tree.root,
         env=dict(environment),
         capture_output=True,
         text=True,

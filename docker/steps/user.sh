@@ -5,8 +5,8 @@
 set -euo pipefail
 
 if ! getent passwd "$1" >/dev/null; then
-  echo "afd:x:$1:$1:AFD:/home/afd:/bin/bash" >>/etc/passwd
+  echo "afd:x:$1:$1:AFD:/var/lib/afd:/bin/bash" >>/etc/passwd
   getent group "$1" >/dev/null || echo "afd:x:$1:" >>/etc/group
 fi
-mkdir -p /home/afd /etc/afd
-chmod 1777 /home/afd
+mkdir -p /var/lib/afd /etc/afd
+chmod 1777 /var/lib/afd

@@ -73,7 +73,9 @@ def test_operators_are_built_where_there_are_kernels_and_can_be_left_out() -> No
     ):
         found = words(cell, options)
         assert values(found, "--build-arg")["A2E"] == expected
-        assert (values(found, "--build-context")["operators-source"] == command.NOTHING) == (expected == "none")
+        assert (values(found, "--build-context")["operators-source"] == command.NOTHING) == (
+            expected == "none"
+        )
 
 
 def test_cam_files_are_a_context_of_their_own() -> None:

@@ -105,7 +105,9 @@ def test_a_tag_that_cannot_be_resolved_is_refused_with_the_reason(
 
 
 def test_one_tag_of_two_that_fails_fails_both_so_that_nothing_is_written() -> None:
-    with pytest.raises(ConfigError, match=r"nothing written: .*:gone: the registry has no such tag") as caught:
+    with pytest.raises(
+        ConfigError, match=r"nothing written: .*:gone: the registry has no such tag"
+    ) as caught:
         resolved(Registry(), "good", "gone")
     assert ":good" not in str(caught.value)
 
