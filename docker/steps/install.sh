@@ -14,5 +14,5 @@ for folder in "$@"; do
 done
 "$python" -m venv --system-site-packages "$prefix"
 "$prefix/bin/pip" install --no-cache-dir --no-deps --no-index --no-compile "${wheels[@]}"
-# Some packages ship files that are no Python; those are passed over.
-"$prefix/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$prefix/lib" || true
+# Some packages ship files that are no Python; those are passed over. pip is compiled already, and no role uses it.
+"$prefix/bin/python" -m compileall -qq -j 0 -x '/site-packages/pip/' --invalidation-mode unchecked-hash "$prefix/lib" || true

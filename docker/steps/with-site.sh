@@ -4,7 +4,8 @@
 # secrets of the build and are in no layer. Without them it only runs the command.
 set -euo pipefail
 
-certificates=/run/secrets/certificates
+secrets=${BUILD_SECRETS:-/run/secrets}
+certificates=$secrets/certificates
 if [ -s "$certificates" ]; then
   # One file for everything that speaks TLS: the system's certificates and the site's.
   bundle=$(mktemp)
@@ -18,7 +19,7 @@ if [ -s "$certificates" ]; then
   printf 'Acquire::https::CAInfo "%s";\n' "$bundle" >"$apt"
   export PIP_CERT=$bundle SSL_CERT_FILE=$bundle REQUESTS_CA_BUNDLE=$bundle CURL_CA_BUNDLE=$bundle APT_CONFIG=$apt
 fi
-if [ -s /run/secrets/pip ]; then
-  export PIP_CONFIG_FILE=/run/secrets/pip
+if [ -s "$secrets/pip" ]; then
+  export PIP_CONFIG_FILE=$secrets/pip
 fi
 "$@"

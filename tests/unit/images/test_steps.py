@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docker/steps: the scripts of the build that can run here, with programs that write down what they are given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+STEPS = Path(__file__).resolve().parents[3] / "docker/steps"
+LOCK = (
+    "left==1.0 \\\n    --hash=sha256:01 \\\n    --hash=sha256:02\n"
+    "torch==4.0 \\\n    --hash=sha256:03 \\\n    --hash=sha256:04\n"
+    "torch-npu==5.0 \\\n    --hash=sha256:05\n"
+)
+
+
+def run(script: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    base = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+    return subprocess.run(
+        ["bash", str(STEPS / script), *words],
+        env={**base, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def python3(tmp_path: Path) -> Path:
+    """A folder for PATH with a python3 that writes down its words and what its requirement file said."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "python3"
+    log = tmp_path / "log"
+    program.write_text(
+        f"#!{sys.executable} -S\nimport json, os, sys\nwords = sys.argv[1:]\n"
+        "text = open(words[-1]).read() if words[-2] == '--requirement' else ''\n"
+        f"open({str(log)!r}, 'a').write(json.dumps([words, text]) + '\\n')\n"
+        "if words[:2] == ['-m', 'venv']:\n"
+        "    os.makedirs(words[-1] + '/bin')\n    os.symlink(__file__, words[-1] + '/bin/pip')\n"
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def log(python3: Path) -> list[tuple[list[str], str]]:
+    return [tuple(json.loads(line)) for line in (python3.parent / "log").read_text().splitlines()]
+
+
+def locked_wheels(python3: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    lock = python3.parent / "lock.txt"
+    lock.write_text(LOCK)
+    return run(
+        "locked-wheels.sh", str(lock), str(python3.parent / "wheels"), str(python3.parent / "build"),
+        **{"TORCH": "4.0", "TORCH_SHA256": "", "TRITON_ASCEND": "6.0", "TRITON_ASCEND_SHA256": "",
+           "TRITON_ASCEND_INDEX": "https://mirror", "PATH": f"{python3}:/usr/bin:/bin", **environment},
+    )  # fmt: skip
+
+
+def test_the_whole_lock_is_downloaded_with_its_hashes(python3: Path) -> None:
+    done = locked_wheels(python3, ARCH="arm64", TRITON_ASCEND_SHA256="ab")
+    assert done.returncode == 0, done.stderr
+    (words, text), (more, triton), *_ = log(python3)
+    assert {"--require-hashes", "--only-binary", "--no-deps"} <= set(words)
+    assert text == LOCK
+    assert (more[more.index("--index-url") + 1], triton) == (
+        "https://mirror",
+        "triton-ascend==6.0 --hash=sha256:ab\n",
+    )
+    assert "warning" not in done.stderr
+
+
+def test_on_amd64_torch_comes_from_its_own_index_and_its_lines_leave_the_lock(python3: Path) -> None:
+    done = locked_wheels(python3, ARCH="amd64", TORCH_INDEX="https://cpu-only", TORCH_SHA256="cd")
+    assert done.returncode == 0, done.stderr
+    (words, torch), (_, rest), *_ = log(python3)
+    assert (words[words.index("--index-url") + 1], torch) == (
+        "https://cpu-only",
+        "torch==4.0+cpu --hash=sha256:cd\n",
+    )
+    assert rest.splitlines() == [line for line in LOCK.splitlines() if line not in LOCK.splitlines()[3:6]]
+
+
+def test_on_amd64_without_an_index_for_torch_the_build_ends(python3: Path) -> None:
+    done = locked_wheels(python3, ARCH="amd64")
+    assert done.returncode != 0
+    assert "an index with the CPU-only build of torch" in done.stderr
+
+
+def test_a_wheel_without_a_pinned_hash_is_taken_with_a_warning(python3: Path) -> None:
+    done = locked_wheels(python3, ARCH="arm64")
+    assert "triton-ascend==6.0 has no SHA-256 in afd/pins.toml" in done.stderr
+
+
+def test_without_secrets_a_command_runs_as_it_is(tmp_path: Path) -> None:
+    done = run("with-site.sh", "bash", "-c", "env; exit 3", BUILD_SECRETS=str(tmp_path))
+    assert done.returncode == 3
+    assert "PIP_" not in done.stdout
+
+
+def test_a_sites_certificates_and_settings_reach_the_command_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "certificates").write_text("SITE\n")
+    (tmp_path / "pip").write_text("[global]\n")
+    show = 'echo "$PIP_CONFIG_FILE"; echo "$PIP_CERT"; tail -n 1 "$SSL_CERT_FILE"; cat "$APT_CONFIG"'
+    done = run("with-site.sh", "bash", "-c", show, BUILD_SECRETS=str(tmp_path))
+    settings, bundle, last, apt = done.stdout.splitlines()
+    assert (settings, last, apt) == (str(tmp_path / "pip"), "SITE", f'Acquire::https::CAInfo "{bundle}";')
+    assert not Path(bundle).exists()
+
+
+def test_an_os_without_a_list_of_packages_ends_the_build() -> None:
+    done = run("packages.sh", "debian9", "runtime")
+    assert done.returncode == 1
+    assert "no list for OS 'debian9', stage 'runtime'" in done.stderr
+
+
+def test_outside_canns_image_the_build_says_so() -> None:
+    done = run("with-cann.sh", "true")
+    assert done.returncode == 1
+    assert "is this CANN's base image?" in done.stderr
+
+
+def test_an_image_without_operators_gets_an_empty_folder_for_them(tmp_path: Path) -> None:
+    done = run("operators.sh", "none", "none", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    folders = {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*")}
+    assert {"wheels", "root/opt/afd/operators"} <= folders
+    assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
+
+
+def test_wheels_are_installed_compiled_so_that_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels/thing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("thing.py", "VALUE = 1\n")
+        wheel.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        wheel.writestr(
+            "thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr("thing-1.0.dist-info/RECORD", "")
+    prefix = tmp_path / "afd"
+    (tmp_path / "none").mkdir()
+    done = run("install.sh", sys.executable, str(prefix), str(tmp_path / "wheels"), str(tmp_path / "none"))
+    assert done.returncode == 0, done.stderr
+    (compiled,) = prefix.glob("lib/python3.*/site-packages/__pycache__/thing.*.pyc")
+    # Bit 0: known by a hash. Bit 1, not set: and not looked at again.
+    assert compiled.read_bytes()[4] == 1
