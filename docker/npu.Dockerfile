@@ -92,16 +92,13 @@ ARG BASE_NAME
 ARG BASE_DIGEST
 ARG A2E
 ARG CAM
-COPY requirements/npu.txt docker/pip-check.npu.txt /src/
-RUN --mount=type=bind,source=docker/steps,target=/steps \
-    --mount=type=secret,id=certificates \
-    bash /steps/with-site.sh bash /steps/packages.sh "${OS}" verify
+COPY requirements/npu.txt /src/
 RUN --mount=type=bind,source=docker/steps,target=/steps \
     bash /steps/with-cann.sh --without-driver \
     python -m afd.images.verify \
     --soc "${SOC}" --os "${OS}" --arch "${ARCH}" --version "${VERSION}" --revision "${REVISION}" --dirty "${DIRTY}" \
     --created "${CREATED}" --base-name "${BASE_NAME}" --base-digest "${BASE_DIGEST}" --a2e "${A2E}" --cam "${CAM}" \
-    --lock /src/npu.txt --allowed /src/pip-check.npu.txt
+    --lock /src/npu.txt
 
 FROM installed AS runtime
 ARG USER_ID

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from afd.images.cell import Cell
 from afd.images.command import PREFIX
@@ -198,7 +201,11 @@ def operators(tree: Tree, vendor: Path, symbols: tuple[str, ...]) -> Iterator[st
         yield f"/{vendor} has no kernels (*.o) for {prefix}; they were built for another SOC"
     elif bare := [p for p in kernels if not p.with_suffix(".json").exists()]:
         yield f"/{vendor}: {bare[0].name} has no description (*.json) beside it"
-    defined = symbols_of(library)
+    try:
+        defined = symbols_of(library)
+    except ELFError as error:
+        yield f"/{vendor}: libcust_opapi.so is no library: {error}"
+        return
     for symbol in symbols:
         if symbol not in defined:
             yield f"/{vendor}: libcust_opapi.so does not define {symbol}"
@@ -206,10 +213,8 @@ def operators(tree: Tree, vendor: Path, symbols: tuple[str, ...]) -> Iterator[st
 
 def symbols_of(library: Path) -> set[str]:
     """The dynamic symbols that ``library`` defines."""
-    done = subprocess.run(
-        ["nm", "--dynamic", "--defined-only", "--format=posix", str(library)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {line.split()[0].partition("@")[0] for line in done.stdout.splitlines() if line}
+    with library.open("rb") as content:
+        table = ELFFile(content).get_section_by_name(".dynsym")
+        if not isinstance(table, SymbolTableSection):
+            return set()
+        return {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `verify` stage of an image's build: looks at all that can be seen without a device, then writes the manifest.
 
-    python -m afd.images.verify --soc a3 --os openeuler24.03 --arch arm64 --lock npu.txt --allowed pip-check.npu.txt …
+    python -m afd.images.verify --soc a3 --os openeuler24.03 --arch arm64 --lock npu.txt …
 
 It prints every fault as a line and ends with 1, which ends the build; with 0 it has written ``/etc/afd/image.json``.
 Imports happen in a process of their own with a deadline, without a device: a library of a driver that is not there must
@@ -23,7 +23,7 @@ from pathlib import Path
 from afd import pins
 from afd.errors import ConfigError
 from afd.images import cell as matrix
-from afd.images import command, installed, manifest
+from afd.images import command, conflicts, installed, manifest
 from afd.images.installed import OPERATORS, Tree
 from afd.images.rows import CPU
 
@@ -103,7 +103,7 @@ def verify(
     }
     failed, transports = imports(tree, points, environment)
     faults += [f"{name} does not load: {reason}" for name, reason in failed.items()]
-    faults += pip_check(tree, options.allowed.read_text(encoding="utf-8"), environment)
+    faults += pip_check(tree, environment)
     if faults:
         return faults, None
     versions = {name: d.version for name, d in tree.distributions().items()}
@@ -132,9 +132,9 @@ def imports(
     return failed, tuple(transports)
 
 
-def pip_check(tree: Tree, allowed: str, environment: Mapping[str, str]) -> Iterator[str]:
-    """Contradictions in the packages' metadata that nobody has looked at. ``allowed`` is the reviewed list."""
-    reviewed = read_allowed(allowed)
+def pip_check(tree: Tree, environment: Mapping[str, str]) -> Iterator[str]:
+    """Contradictions in the packages' metadata that nobody has looked at."""
+    reviewed = conflicts.reviewed(tree.cell.soc)
     done = subprocess.run(
         [str(tree.python), "-m", "pip", "--disable-pip-version-check", "check"],
         cwd=tree.root,
@@ -150,23 +150,7 @@ def pip_check(tree: Tree, allowed: str, environment: Mapping[str, str]) -> Itera
         found = _PIP_LINE.match(line)
         pair = (installed.normalised(found[1]), installed.normalised(found[2])) if found else None
         if pair not in reviewed:
-            yield f"pip check: {line}; look into it, then add it with the reason to the list of this image"
-
-
-def read_allowed(text: str) -> dict[tuple[str, str], str]:
-    """(distribution, what it asks for) -> reason, from lines "distribution requirement  # reason"."""
-    found: dict[tuple[str, str], str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        pair, mark, reason = line.partition("#")
-        if not pair.strip():
-            continue
-        names = pair.split()
-        if len(names) != 2 or not mark or not reason.strip():
-            raise ConfigError(
-                f"line {number} of the list for pip check: want `distribution requirement  # reason`"
-            )
-        found[installed.normalised(names[0]), installed.normalised(names[1])] = reason.strip()
-    return found
+            yield f"pip check: {line}; look into it, then add it to afd/images/{conflicts.FILE} with the reason"
 
 
 def _built(pinned: pins.Pins, cell: matrix.Cell, options: argparse.Namespace) -> dict[str, str]:
@@ -280,7 +264,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--a2e", choices=("built", "none"), default="none")
     parser.add_argument("--cam", choices=("user", "none"), default="none")
     parser.add_argument("--lock", type=Path, required=True, help="the lock that was installed")
-    parser.add_argument("--allowed", type=Path, required=True, help="reviewed lines of pip check")
     return parser
 
 

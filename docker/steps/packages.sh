@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What a stage of an NPU image needs of the operating system: packages.sh OS runtime|build|verify. Triton Ascend compiles
+# What a stage of an NPU image needs of the operating system: packages.sh OS runtime|build. Triton Ascend compiles
 # while it runs, so a compiler belongs to the runtime.
 set -euo pipefail
 
@@ -41,12 +41,10 @@ case "$1 $2" in
     allocator /usr/lib
     ;;
   "ubuntu22.04 build") install_apt gcc git libhiredis-dev libibverbs-dev libnuma-dev make patch ;;
-  "ubuntu22.04 verify") install_apt binutils ;;
   "openeuler24.03 runtime")
     install_dnf ca-certificates clang gcc-c++ hiredis jemalloc libibverbs net-tools numactl numactl-libs
     allocator /usr/lib64
     ;;
   "openeuler24.03 build") install_dnf gcc git hiredis-devel libibverbs-devel make numactl-devel patch ;;
-  "openeuler24.03 verify") install_dnf binutils ;;
   *) usage "$1" "$2" ;;
 esac

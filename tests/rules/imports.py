@@ -37,8 +37,8 @@ LAYERS = {
 
 # What each layer may import from outside, besides the standard library and what the layers below may.
 SMALL = {
-    "aiohttp", "click", "huggingface_hub", "msgspec", "numpy", "prometheus_client", "psutil", "rich", "safetensors",
-    "tokenizers", "tomli",
+    "aiohttp", "click", "elftools", "huggingface_hub", "msgspec", "numpy", "packaging", "prometheus_client", "psutil",
+    "rich", "safetensors", "tokenizers", "tomli",
 }  # fmt: skip
 OUTSIDE: dict[int, set[str]] = {
     0: set(),

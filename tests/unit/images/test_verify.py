@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from afd.errors import ConfigError
-from afd.images import command, installed, manifest, verify
+from afd.images import command, conflicts, installed, manifest, verify
 from tests.unit.images import trees
 from tests.unit.images.trees import CELL, PINNED, Image
 
@@ -159,6 +158,10 @@ FAULTS: dict[str, tuple[Callable[[Image], None], str]] = {
         "A2e_1.o has no description",
     ),
     "a symbol": (without_symbols, f"does not define {PINNED.images.operators.symbols[0]}"),
+    "half a library": (
+        write("opt/afd/operators/vendors/*/op_api/lib/libcust_opapi.so", "cut off"),
+        "libcust_opapi.so is no library",
+    ),
     "no torch extension": (remove("opt/afd/operators/lib/_C_ascend.so"), "/lib has no _C_ascend*.so"),
     "a module that does not import": (
         write(f"{SITE}/torch_npu/__init__.py", "raise ImportError('no libascend_hal.so')\n"),
@@ -244,19 +247,6 @@ def test_an_image_without_operators_says_so(image: Image) -> None:
     assert written.operators == manifest.Operators(a2e="none", cam="none", commit=None)
 
 
-def test_a_list_for_pip_check_without_reasons_is_refused() -> None:
-    with pytest.raises(ConfigError, match="line 2 of the list"):
-        verify.read_allowed("# the list\nleft right\n")
-
-
-def test_the_lists_that_ship_give_a_reason_for_every_line() -> None:
-    docker = Path(__file__).resolve().parents[3] / "docker"
-    lists = sorted(docker.glob("pip-check.*.txt"))
-    assert [path.name for path in lists] == ["pip-check.cpu.txt", "pip-check.npu.txt"]
-    for path in lists:
-        assert verify.read_allowed(path.read_text(encoding="utf-8"))
-
-
 def test_the_list_of_the_cpu_image_is_right_for_this_environment() -> None:
     """The real pip and the real packages: every contradiction is one that was looked at, and none is left over."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
@@ -265,8 +255,7 @@ def test_the_list_of_the_cpu_image_is_right_for_this_environment() -> None:
         for line in done.stdout.splitlines()
         if (match := re.match(r"(\S+) \S+ (?:requires|has requirement) ([\w.-]+)", line))
     }
-    path = Path(__file__).resolve().parents[3] / "docker/pip-check.cpu.txt"
-    assert found == set(verify.read_allowed(path.read_text(encoding="utf-8")))
+    assert found == conflicts.reviewed("cpu")
 
 
 def test_a_lock_says_which_packages_must_may_and_must_not_be_there() -> None:

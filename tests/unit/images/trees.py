@@ -34,7 +34,6 @@ transformers==6.0 \\
 triton==9.0 ; sys_platform == 'never' \\
     --hash=sha256:00
 """
-REVIEWED = "vllm-ascend fastapi  # looked at\n"
 VENDORS = "_cann_ops_custom/vendors"
 
 
@@ -44,7 +43,6 @@ class Image:
 
     tree: Tree
     lock: Path
-    allowed: Path
 
     @property
     def site(self) -> Path:
@@ -63,7 +61,7 @@ class Image:
         return [
             "--root", str(self.tree.root), "--soc", CELL.soc, "--os", CELL.os, "--arch", CELL.arch,
             "--version", "1.2.3", "--revision", "a" * 40, "--created", "2026-01-02T03:04:05Z",
-            "--base-name", CELL.base, "--a2e", "built", "--lock", str(self.lock), "--allowed", str(self.allowed), *more,
+            "--base-name", CELL.base, "--a2e", "built", "--lock", str(self.lock), *more,
         ]  # fmt: skip
 
     def distribution(
@@ -109,9 +107,8 @@ def operator_library(vendor: Path, symbols: tuple[str, ...], soc: str, compiler:
 
 def make(root: Path, beside: Path) -> Image:
     """A complete A3 image below ``root``."""
-    image = Image(Tree(root, CELL), beside / "npu.txt", beside / "allowed.txt")
+    image = Image(Tree(root, CELL), beside / "npu.txt")
     image.lock.write_text(LOCK)
-    image.allowed.write_text(REVIEWED)
     assert CELL.row is not None
     for name, version in (("left", "1.0"), ("torch-npu", "5.0"), ("torch", "4.0"), ("transformers", "6.0")):
         image.distribution(name, version)
