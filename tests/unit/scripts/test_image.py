@@ -125,6 +125,7 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
         ({"SOC": "cpu", "DRY_RUN": "yes"}, "DRY_RUN=yes: 1 or 0"),
         ({"SOC": "cpu", "DRY_RUN": "1", "CA": "/no/ca.pem"}, "CA=/no/ca.pem: there is no such file"),
         ({"SOC": "a3", "DRY_RUN": "1", "OPERATORS": "no"}, "OPERATORS=no: 1 builds"),
+        ({"SOC": "a3", "ARCH": "amd64", "DRY_RUN": "1"}, "say TORCH_INDEX=https://…, an index that has it"),
         ({"SOC": "a2", "ARCH": "arm64", "DRY_RUN": "1", "CAM": "x"}, "work in a3-openeuler24.03-arm64 only"),
     ],
 )
@@ -225,8 +226,13 @@ def test_a_release_is_refused_before_anything_is_built(
 
 def test_a_release_of_a_changed_checkout_or_an_unhashed_wheel_is_refused(project: Path, tools: Path) -> None:
     resolve(project)
-    line = only_line(image(project, tools, "release", SOC="a3", REGISTRY="r.example"))
+    line = only_line(image(project, tools, "release", SOC="a3", ARCH="arm64", REGISTRY="r.example"))
+    assert "Triton Ascend" in line
     assert "has no SHA-256 in afd/pins.toml" in line
+    pins = project / "afd/pins.toml"
+    pins.write_text(pins.read_text().replace('amd64 = ""', f'amd64 = "{"0" * 64}"'))
+    line = only_line(image(project, tools, "release", SOC="a3", ARCH="amd64", REGISTRY="r.example"))
+    assert "the CPU-only build of torch" in line
     (project / "VERSION").write_text("9.9.9\n")
     assert "built from a commit" in only_line(
         image(project, tools, "release", SOC="cpu", REGISTRY="r.example")
