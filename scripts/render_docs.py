@@ -14,6 +14,7 @@ from pathlib import Path
 
 from afd import pins, support, toml_data
 from afd.config import reference
+from afd.doctor import page as doctor_page
 from afd.images import page
 from afd.rebind import HOOKS
 from afd.support import records
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **records.json_schema()}
     return {
         "configuration.md": NOTE.format("afd/config/schema.py") + reference.render(),
+        "doctor.md": NOTE.format("afd/doctor") + doctor_page.render(_link),
         "failure-modes.md": NOTE.format("tests/failures.toml") + failure_modes(load_failures()),
         "faults.md": NOTE.format("tests/chaos and tests/records/chaos")
         + chaos_page.render(chaos_results.evidence(chaos_results.read_records(RECORDS), ROOT)),

@@ -1,28 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``afd doctor``: can this machine and environment run AFD, and if not, what to do."""
+"""``afd doctor``: can this machine, container or image run AFD, and if not, what to do."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from pathlib import Path
 
 import click
 
-from afd import pins
-from afd.cli import checks, packages
-from afd.cli.checks import FAIL, OK, WARN, Finding
-from afd.cli.options import afd_options, port, resolve
+from afd import config
+from afd.cli.options import afd_options, flags, port
 from afd.cli.version import afd_version
 from afd.config import AFDConfig
-from afd.errors import ConfigError, RoleFailedError
+from afd.doctor import report, table
+from afd.doctor.subject import Subject
+from afd.errors import ConfigError
 
-_COLOURS = {OK: "green", WARN: "yellow", FAIL: "red"}
 # Those of afd.observe.server and afd.agent.plan, whose imports would double the time of this command.
 AGENT_PORT, API_PORT = 9300, 8000
+_HERE = Path("/")
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--list", "as_list", is_flag=True, help="Print what would be checked, and check nothing.")
+@click.option(
+    "--only",
+    metavar="CHECK",
+    multiple=True,
+    help="An id, a name, or a group (offline, host, device). May be repeated.",
+)
+@click.option("--strict", is_flag=True, help="Exit with 1 when a check warns.")
+@click.option(
+    "--root",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=_HERE,
+    help="Look at the files below DIR instead of those of this machine, such as at an image that is unpacked there.",
+)
+@click.option(
+    "--env-file",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the environment from FILE, a line NAME=VALUE each. Default: that of this process; with --root, none.",
+)
+@click.option(
+    "--uid",
+    metavar="NUMBER",
+    type=click.IntRange(min=0),
+    help="The user that runs the roles. [default: this one]",
+)
+@click.option(
+    "--model", metavar="DIR", default="", help="Check that the files of this model can be read. [AFD_MODEL]"
+)
 @click.option(
     "--agent-port",
     metavar="PORT",
@@ -36,80 +67,78 @@ AGENT_PORT, API_PORT = 9300, 8000
 )
 @afd_options()
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, agent_port: int, api_port: int) -> int:
-    """Check whether this machine and environment can run AFD.
+def command(
+    ctx: click.Context,
+    as_json: bool,
+    as_list: bool,
+    only: tuple[str, ...],
+    strict: bool,
+    root: Path,
+    env_file: Path | None,
+    uid: int | None,
+    model: str,
+    agent_port: int,
+    api_port: int,
+) -> int:
+    """Check whether this machine, container or image can run AFD.
 
-    Versions against the pins, ports, shared memory, cores, limits, directories. Nothing is started and
-    nothing is imported. Exits with 0 when nothing failed, with 71 otherwise; warnings do not count.
+    Packages and the image against the pins, libraries, operators, device nodes, driver, ports, shared memory,
+    limits, directories; NPUs by small programs. Nothing is started here and nothing is imported: what has to load
+    a library does that in a child with a deadline.
+
+    Exits with 0 when nothing failed, with 2 otherwise. Warnings do not count, unless --strict makes them exit
+    with 1.
     """
-    findings = list(examine(ctx, agent_port, api_port))
-    failed = sum(finding.status == FAIL for finding in findings)
-    if as_json:
-        click.echo(json.dumps(as_data(findings), indent=2))
-    else:
-        for line in as_lines(findings):
+    checks = table.chosen(only)
+    if as_list:
+        for line in report.as_list(checks):
             click.echo(line)
-    return RoleFailedError.exit_code if failed else 0
+        return report.NOTHING_FAILED
+    subject = _subject(ctx, root, env_file, uid, model, (agent_port, api_port))
+    results = list(table.examine(subject, checks, slow=bool(only)))
+    if as_json:
+        click.echo(json.dumps(report.as_data(results, afd_version()), indent=2))
+    else:
+        for line in report.as_lines(results):
+            click.echo(line)
+    return report.exit_code(results, strict)
 
 
-def examine(ctx: click.Context, agent_port: int, api_port: int) -> Iterator[Finding]:
-    """Run every check, in the order of the report."""
-    yield checks.system()
-    yield from packages.check(pins.load())
-    yield checks.compiler()
-    yield checks.cores()
-    yield checks.memory()
-    yield checks.shared_memory()
-    yield checks.leftovers()
-    yield checks.open_files()
-    yield checks.tasks()
-    yield from checks.directories()
-    yield checks.user()
-    yield checks.preloads()
-    config = AFDConfig()
-    try:
-        config = resolve(ctx).config
-        config.token()
-        yield Finding("config", OK, f"topology {config.topology}, connector {config.connector}")
-    except ConfigError as error:
-        yield Finding("config", FAIL, str(error), "see: afd config show")
-    yield from checks.ports(
-        [
-            ("rendezvous-port", config.host, config.port),
-            ("agent-port", "127.0.0.1", agent_port),
-            ("api-port", "0.0.0.0", api_port),
-        ]
+def _subject(
+    ctx: click.Context, root: Path, env_file: Path | None, uid: int | None, model: str, ports: tuple[int, int]
+) -> Subject:
+    root = root.resolve()
+    running = root == _HERE
+    env = _read(env_file) if env_file is not None else dict(os.environ) if running else {}
+    subject = Subject(
+        root=root,
+        env=env,
+        loads=running,
+        config=_config(ctx, env),
+        agent_port=ports[0],
+        api_port=ports[1],
+        model=model,
     )
-    yield packages.devices()
+    return subject if uid is None else subject.as_user(uid)
 
 
-def as_data(findings: list[Finding]) -> dict[str, object]:
-    """The report for programs."""
-    return {
-        "version": afd_version(),
-        "checks": [
-            {
-                "id": finding.id,
-                "status": finding.status,
-                "found": finding.found,
-                "remedy": finding.remedy or None,
-            }
-            for finding in findings
-        ],
-        "summary": {
-            status: sum(finding.status == status for finding in findings)
-            for status in (OK, WARN, FAIL, checks.SKIP)
-        },
-    }
+def _config(ctx: click.Context, env: dict[str, str]) -> AFDConfig | ConfigError:
+    try:
+        found = config.resolve(flags(ctx), env, {}, None).config
+        found.token()
+        return found
+    except ConfigError as error:
+        return error
 
 
-def as_lines(findings: list[Finding]) -> Iterator[str]:
-    """The report for people: a line for each check, and below it what to do."""
-    width = max(len(finding.id) for finding in findings)
-    for finding in findings:
-        status = click.style(f"{finding.status:<4}", fg=_COLOURS.get(finding.status))
-        yield f"{status}  {finding.id:<{width}}  {finding.found}"
-        if finding.remedy:
-            yield f"{'':4}  {'':{width}}  -> {finding.remedy}"
-    count = {status: sum(finding.status == status for finding in findings) for status in (OK, WARN, FAIL)}
-    yield f"{count[OK]} ok, {count[WARN]} to look at, {count[FAIL]} failed"
+def _read(path: Path) -> dict[str, str]:
+    """The file that `docker run --env-file` takes, with a value on every line."""
+    found = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, separator, value = line.partition("=")
+        if not separator or not name.strip():
+            raise ConfigError(f"{path}:{number}: {line!r} is not NAME=VALUE")
+        found[name.strip()] = value
+    return found

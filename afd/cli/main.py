@@ -83,11 +83,13 @@ class _Lazy(CommandGroup):
 _EPILOG = """\b
 Exit codes:
     0  done, or stopped after everything in flight was answered
+    1  doctor --strict: a check warned
+    2  doctor: a check failed
    64  usage or configuration
    65  the roles were configured differently
    69  a peer did not come in time
    70  a peer was lost
-   71  this role failed; smoke found a difference; a check of doctor failed
+   71  this role failed; smoke found a difference
   130  interrupted before there was anything to stop
 """
 

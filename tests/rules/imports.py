@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may import whom inside ``afd``, and what may be imported from outside.
 
-    L4  cli  plugin                                                       doors
+    L4  cli  plugin  doctor                                               doors
     L3  attention.ascend  ffn.ascend                                      leaves
     L2  attention  ffn  models  graphs  rebind  launch                    may import vLLM
     L1  connectors  ubatch  device                                        torch, no vLLM
@@ -31,7 +31,7 @@ LAYERS = {
     "connectors": 1, "ubatch": 1, "device": 1,
     "attention": 2, "ffn": 2, "models": 2, "graphs": 2, "rebind": 2, "launch": 2,
     "attention.ascend": 3, "ffn.ascend": 3,
-    "cli": 4, "plugin": 4,
+    "cli": 4, "plugin": 4, "doctor": 4,
     "testing": 2, "testing.tiny": 0,
 }  # fmt: skip
 
@@ -54,7 +54,13 @@ OUTSIDE: dict[int, set[str]] = {
     4: set(),
 }
 # Files below L3 that speak to the Ascend device or its operators.
-ASCEND_LEAVES = ("afd.attention.ascend", "afd.ffn.ascend", "afd.device.ascend", "afd.connectors.ascend_ops")
+ASCEND_LEAVES = (
+    "afd.attention.ascend",
+    "afd.ffn.ascend",
+    "afd.device.ascend",
+    "afd.connectors.ascend_ops",
+    "afd.doctor.ascend",
+)
 # The agent removes what its ranks left in shared memory. The probe in test_imports.py shows that this loads no torch.
 AGENT = "afd.agent"
 AGENT_MAY_IMPORT = ("afd.connectors.shm",)

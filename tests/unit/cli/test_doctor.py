@@ -1,35 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``afd doctor``: what it sees, and that every complaint says what to do."""
+"""``afd doctor`` on this machine and on trees; the checks themselves are tested in tests/unit/doctor."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import resource
 import socket
 import subprocess
-import tempfile
+import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from afd import pins
-from afd.agent import plan, run_directory
-from afd.cli import checks, doctor, packages
-from afd.cli.checks import FAIL, OK, SKIP, WARN, Finding
+from afd.agent import plan
+from afd.cli import doctor
 from afd.cli.main import run
+from afd.doctor.check import FAIL, OK, SKIP, WARN
+from afd.doctor.table import CHECKS
 from afd.launch.free_ports import free_port
 from afd.observe import server
+from tests.unit.doctor.roots import Root
+
+NO_IMPORTS = """
+import sys
+from afd.cli.main import run
+code = run(["doctor", "--json", *sys.argv[1:]])
+found = sorted({"torch", "vllm", "transformers", "triton"} & set(sys.modules))
+sys.exit(f"imported {found}" if found else 100 + code)
+"""
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     code = run(["doctor", "--json", *arguments])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return code, {check["id"]: check for check in found["checks"]}
+    return code, {check["name"]: check for check in found["checks"]}
 
 
 @pytest.fixture
@@ -46,163 +52,103 @@ def taken() -> Iterator[int]:
 
 
 def test_this_environment_is_as_pinned(capsys: pytest.CaptureFixture[str], free_ports: list[str]) -> None:
-    _, found = report(capsys, *free_ports)
+    code, found = report(capsys, *free_ports)
     for name in (
         "system",
         "python",
         "vllm",
         "torch",
         "excluded",
+        "conflicts",
         "rendezvous-port",
         "agent-port",
         "api-port",
     ):
         assert found[name]["status"] == OK, found[name]
+    assert len(found) == len(CHECKS)
+    assert code == (2 if any(check["status"] == FAIL for check in found.values()) else 0)
 
 
 def test_every_complaint_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = report(capsys, "--afd-host", "no such host")
-    assert all(check["remedy"] for check in found.values() if check["status"] in (WARN, FAIL))
+    complaints = [check for check in found.values() if check["status"] in (WARN, FAIL)]
+    assert all(check["remedy"] and check["expected"] for check in complaints)
     assert found["config"]["status"] == FAIL
 
 
-def test_a_port_in_use_is_named_with_its_owner_and_fails(
+def test_a_port_in_use_is_named_with_its_owner_and_the_exit_code_is_two(
     capsys: pytest.CaptureFixture[str], free_ports: list[str], taken: int
 ) -> None:
     code, found = report(capsys, *free_ports, "--agent-port", str(taken))
-    assert code == 71
+    assert code == 2
     assert found["agent-port"]["status"] == FAIL
     assert f"in use by pid {os.getpid()}" in found["agent-port"]["found"]
 
 
-def test_the_rendezvous_on_another_host_is_not_judged_here() -> None:
-    assert [finding.status for finding in checks.ports([("p", "192.0.2.1", 9310)])] == [SKIP]
+def test_on_cpu_devices_are_skipped_and_never_called_ok(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = report(capsys, "--only", "device")
+    assert {check["status"] for check in found.values()} == {SKIP} and "npu" in found
 
 
-def test_npus_are_skipped_and_never_called_ok() -> None:
-    assert packages.devices().status == SKIP
+def test_nothing_heavy_is_imported_by_the_doctor_itself(tmp_path: Path) -> None:
+    root = Root(tmp_path, "a3")
+    for arguments in ([], ["--root", str(root.root)], ["--only", "import-torch"]):
+        done = subprocess.run(
+            [sys.executable, "-c", NO_IMPORTS, *arguments], capture_output=True, text=True, timeout=110
+        )
+        assert done.returncode in (100, 102), done.stderr
 
 
-def test_the_exit_code_is_zero_without_failures_and_71_with_one() -> None:
-    lines = list(doctor.as_lines([Finding("a", OK, "x"), Finding("bb", WARN, "y", "do z")]))
-    assert "-> do z" in lines[2]
-    assert lines[-1] == "1 ok, 1 to look at, 0 failed"
-
-
-def test_other_versions_than_the_pinned_ones_fail() -> None:
-    other = replace(pins.load(), vllm_version="9.9.9")
-    found = {finding.id: finding for finding in packages.check(other)}
-    assert found["vllm"].status == FAIL and "9.9.9 is needed" in found["vllm"].found
-    assert found["v2-runner"].status == FAIL and "VLLM_USE_V2_MODEL_RUNNER=0" in found["v2-runner"].remedy
-    older = replace(pins.load(), python=pins.PythonRange("3.5", "3.6"))
-    assert {finding.id: finding.status for finding in packages.check(older)}["python"] == FAIL
-
-
-def test_packages_that_break_imports_fail_when_they_are_there() -> None:
-    row = replace(pins.load().platforms["cpu"], excluded=("numpy", "torchvision"))
-    found = {f.id: f for f in packages.check(replace(pins.load(), platforms={"cpu": row}))}
-    assert (found["excluded"].status, found["excluded"].found) == (FAIL, "numpy installed")
-    assert found["excluded"].remedy.endswith("pip uninstall numpy")
-
-
-def test_a_filter_that_keeps_the_plugin_out_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_PLUGINS", "ascend")
-    found = {finding.id: finding for finding in packages.check(pins.load())}
-    assert found["plugin"].status == FAIL
-
-
-def test_a_distribution_that_is_not_installed_fails_and_says_how_to_get_it() -> None:
-    row = replace(pins.load().platforms["cpu"], distribution="no-such-vllm")
-    found = {f.id: f for f in packages.check(replace(pins.load(), platforms={"cpu": row}))}
-    assert (found["vllm"].status, found["vllm"].remedy) == (FAIL, "run: make setup")
-    assert found["vllm"].found.startswith("no-such-vllm is not installed")
-
-
-def test_the_size_of_shared_memory_is_judged(tmp_path: Path) -> None:
-    assert checks.shared_memory(str(tmp_path)).status in (OK, WARN, FAIL)
-    assert [
-        checks.judged("shm", "", mib * checks.MIB, checks._SHM_OK, checks._SHM_MIN, "more").status
-        for mib in (64, 16, 1)
-    ] == [OK, WARN, FAIL]
-    absent = checks.shared_memory(str(tmp_path / "absent"))
-    assert absent.status == FAIL and "mount a tmpfs" in absent.remedy
-
-
-@pytest.fixture
-def temporary(tmp_path: Path) -> Path:
-    """A place for directories of runs."""
-    path = tmp_path / "with a blank"
-    path.mkdir()
-    return path
-
-
-def test_segments_that_a_broken_start_left_are_reported(tmp_path: Path, temporary: Path) -> None:
-    assert checks.leftovers(str(tmp_path), [temporary]).status == OK
-    (tmp_path / "afd-012345abcdef-a0-f0-u0").write_text("")
-    found = checks.leftovers(str(tmp_path), [temporary])
-    assert found.status == WARN and "1 segment(s)" in found.found
-
-
-def test_a_directory_of_a_killed_run_is_named_with_a_command_that_removes_it(
-    tmp_path: Path, temporary: Path
+def test_a_tree_is_read_with_its_own_environment_and_user(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    left, used = temporary / f"{run_directory.RUN}x1", temporary / f"{run_directory.LOGS}x2"
-    for path in (left, used):
-        path.mkdir()
-        (path / "owner").write_text("")
-    with open(used / "owner") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
-        found = checks.leftovers(str(tmp_path / "absent"), [temporary])
-        assert found.status == WARN
-        assert str(left) in found.found and str(used) not in found.found
-        subprocess.run(found.remedy, shell=True, check=True)
-        assert checks.leftovers(str(tmp_path / "absent"), [temporary]).status == OK
-    assert not left.exists() and used.exists()
+    root = Root(tmp_path, "a3")
+    root.path("/dev/shm").chmod(0o1777)
+    env = tmp_path / "env"
+    env.write_text("# of the image\n\n" + "".join(f"{name}={value}\n" for name, value in root.env.items()))
+    arguments = ["--root", str(root.root), "--env-file", str(env)]
+    code, found = report(capsys, *arguments)
+    assert found["manifest"]["status"] == found["operators-a2e"]["status"] == found["user"]["status"] == OK
+    # The real /dev/shm of a tree is the disk it is on, and closed device nodes are seen as this user sees them.
+    assert {n for n, c in found.items() if c["status"] == FAIL} <= {"shm", "user", "device-nodes"}, found
+    _, other = report(capsys, *arguments, "--uid", "54321", "--only", "user", "--only", "device-nodes")
+    assert {name: check["status"] for name, check in other.items()} == {"user": FAIL, "device-nodes": FAIL}
+    _, bare = report(capsys, "--root", str(root.root), "--only", "cann-environment")
+    assert "ASCEND_HOME_PATH is not set" in bare["cann-environment"]["found"]
+    assert code in (0, 2)
 
 
-def test_a_tmpdir_that_cannot_be_used_is_a_warning_that_names_what_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_warnings_count_only_when_it_is_strict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    root = Root(tmp_path, "cpu")
+    root.write("/dev/shm/afd-left", "")
+    arguments = ["--root", str(root.root), "--only", "leftovers"]
+    assert report(capsys, *arguments)[0] == 0
+    assert report(capsys, *arguments, "--strict")[0] == 1
+
+
+@pytest.mark.parametrize("word", ["AFD-HOST-004", "afd-host-004", "shm"])
+def test_one_check_may_be_asked_for(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    _, found = report(capsys, "--only", word)
+    assert list(found) == ["shm"] and found["shm"]["id"] == "AFD-HOST-004"
+
+
+def test_a_check_that_does_not_exist_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--only", "AFD-HOST-999"]) == 64
+    assert "there is no check 'AFD-HOST-999'" in capsys.readouterr().err
+
+
+def test_the_list_names_every_check_and_does_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [check.id for check in CHECKS]
+
+
+def test_an_environment_file_with_anything_else_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
-    found = {finding.id: finding for finding in checks.directories()}["tmp"]
-    assert found.status == WARN and found.remedy
-    assert f"{tmp_path / 'absent'}" in found.found and f"{tempfile.gettempdir()} is used" in found.found
-
-
-@pytest.mark.parametrize(("limit", "status"), [(1024, OK), (512, WARN), (128, FAIL)])
-def test_a_low_limit_on_open_files_is_seen(limit: int, status: str) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    try:
-        found = checks.open_files()
-        assert (found.status, found.remedy[:14]) == (status, "" if status == OK else "run: ulimit -n")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize(("value", "status"), [(10, OK), (9, WARN), (5, WARN), (4, FAIL)])
-def test_a_value_is_judged_by_two_bounds(value: int, status: str) -> None:
-    found = checks.judged("x", "found", value, 10, 5, "do")
-    assert (found.status, found.remedy) == (status, "" if status == OK else "do")
-
-
-def test_without_a_compiler_there_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv("CC", raising=False)
-    assert checks.compiler().status == WARN
-
-
-def test_a_cache_that_cannot_be_written_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("AFD_CACHE_DIR", str(tmp_path / "file" / "below"))
-    found = {finding.id: finding for finding in checks.directories()}
-    assert found["cache"].status == FAIL and "AFD_CACHE_DIR" in found["cache"].remedy
-
-
-def test_a_library_to_preload_that_is_absent_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_PRELOAD", "/nowhere/libjemalloc.so")
-    assert checks.preloads().status == WARN
+    (tmp_path / "env").write_text("A=1\nexport B\n")
+    assert run(["doctor", "--env-file", str(tmp_path / "env")]) == 64
+    assert "env:2: 'export B' is not NAME=VALUE" in capsys.readouterr().err
 
 
 def test_the_ports_it_looks_at_are_those_that_roles_use() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from afd.cli import main
 from afd.cli.version import afd_version
+from afd.doctor import report
 from afd.errors import AFDError
 
 ROOT = Path(__file__).parents[3]
@@ -141,7 +142,13 @@ def test_without_a_command_there_is_the_whole_help_and_then_the_error(arguments:
 
 
 def test_help_says_every_exit_code_that_there_is() -> None:
-    codes = {0, main._INTERRUPTED, *(error.exit_code for error in _all(AFDError))}
+    codes = {
+        0,
+        report.WARNED,
+        report.FAILED,
+        main._INTERRUPTED,
+        *(error.exit_code for error in _all(AFDError)),
+    }
     lines = afd("--help").stdout.partition("Exit codes:")[2].splitlines()
     assert {int(line.split()[0]) for line in lines if line.strip()} == codes
 

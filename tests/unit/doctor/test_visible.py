@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from afd.doctor import visible
+from afd.doctor.check import FAIL, OK
+from tests.unit.doctor.roots import Root
+
+
+@pytest.mark.parametrize(("text", "found"), [("0", [0]), ("0,2-4", [0, 2, 3, 4]), (" 7 , 5 ", [7, 5])])
+def test_numbers_and_ranges_are_read(text: str, found: list[int]) -> None:
+    assert visible.numbers(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "a", "0,", "3-1", "0-", "-1", "0,1,0-2"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no number|down|twice"):
+        visible.numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("env", "status"),
+    [
+        ({}, OK),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "1"}, OK),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "0,0"}, FAIL),
+        ({"ASCEND_VISIBLE_DEVICES": "void"}, OK),
+        ({"ASCEND_VISIBLE_DEVICES": "Ascend910-0,Ascend910-1"}, OK),
+        ({"ASCEND_VISIBLE_DEVICES": "4,5", "ASCEND_DOCKER_RUNTIME": "True"}, OK),
+        ({"ASCEND_VISIBLE_DEVICES": "4", "ASCEND_DOCKER_RUNTIME": "True"}, FAIL),
+        ({"ASCEND_VISIBLE_DEVICES": "5-4", "ASCEND_DOCKER_RUNTIME": "True"}, FAIL),
+    ],
+)
+def test_the_variables_of_both_layers_are_told_apart(
+    tmp_path: Path, env: dict[str, str], status: str
+) -> None:
+    root = Root(tmp_path, "a3")
+    root.env |= env
+    found = visible.visible_devices.run(root.subject())
+    assert found.status == status, found
+
+
+@pytest.mark.parametrize(
+    ("attention", "ffn", "status"),
+    [
+        ("0", "1", OK),
+        ("0-1", "2-3", OK),
+        ("0-2", "2-3", FAIL),
+        ("0", "", FAIL),
+        ("x", "1", FAIL),
+        ("", "", OK),
+    ],
+)
+def test_roles_share_no_core(tmp_path: Path, attention: str, ffn: str, status: str) -> None:
+    root = Root(tmp_path, "cpu")
+    root.env |= {"AFD_ATTENTION_DEVICES": attention, "AFD_FFN_DEVICES": ffn}
+    assert visible.role_devices.run(root.subject()).status == status
+
+
+def test_one_card_cannot_be_dealt_out(tmp_path: Path) -> None:
+    root = Root(tmp_path, "a2")
+    root.remove("/dev/davinci1")
+    root.env |= {"AFD_ATTENTION_DEVICES": "0", "AFD_FFN_DEVICES": "1"}
+    found = visible.role_devices.run(root.subject())
+    assert found.status == FAIL and "two devices" in found.remedy
