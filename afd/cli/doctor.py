@@ -52,7 +52,7 @@ _HERE = Path("/")
     help="The user that runs the roles. [default: this one]",
 )
 @click.option(
-    "--model", metavar="DIR", default="", help="Check that the files of this model can be read. [AFD_MODEL]"
+    "--model", metavar="DIR", default="", help="Check that the files of this model can be read."
 )
 @click.option(
     "--agent-port",

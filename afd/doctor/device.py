@@ -45,7 +45,7 @@ def npu(subject: Subject) -> Finding:
     if outcome.answer is None:
         return _silent(outcome)
     number = int(outcome.answer["number"])
-    found, wanted = socs.of_number(number), socs.NAMES[subject.soc].numbers
+    found, wanted = socs.of_number(number), socs.NUMBERS[subject.soc]
     expected = f"{wanted.start} to {wanted.stop - 1}"
     if found != subject.soc:
         other = f"make image SOC={found}" if found else rebuild(subject)

@@ -166,7 +166,7 @@ def soc_version(subject: Subject) -> Finding:
     prevents=(f"{VLLM_ASCEND}#11160", f"{VLLM_ASCEND}#9799", f"{VLLM_ASCEND}#6206"),
 )
 def build_record(subject: Subject) -> Finding:
-    wanted = socs.NAMES[subject.soc].device_type
+    wanted = socs.row(subject.soc).device_type
     directory = subject.package("vllm_ascend")
     if directory is None:
         return fail("vllm-ascend is not installed", rebuild(subject))
@@ -231,8 +231,8 @@ def transports(subject: Subject) -> Finding:
     told = ", ".join(image.transports)
     if "cam" in image.transports and image.operators.a2e == image.operators.cam == "none":
         return fail(f"{told}, but neither a2e and e2a nor CAM are in this image", rebuild(subject))
-    if image.operators.cam != "none" and image.soc != "a3":
-        return fail(f"{told}, and CAM on {image.soc}; its binaries are for a3", rebuild(subject))
+    if image.operators.cam != "none" and image.soc != pins.load().images.cam.soc:
+        return fail(f"{told}, and CAM on {image.soc}, for which there are no binaries", rebuild(subject))
     return ok(f"{told}; a2e {image.operators.a2e}, CAM {image.operators.cam}")
 
 

@@ -9,6 +9,7 @@ from afd.doctor import child
 from afd.doctor.check import Check, Finding, Group, Need, check, fail, ok, skip
 from afd.doctor.image import VLLM_ASCEND, rebuild
 from afd.doctor.libraries import DRIVER
+from afd.doctor.operators import operators
 from afd.doctor.packages import GENERAL_PLUGINS, PLATFORM_PLUGINS, SETUP
 from afd.doctor.subject import Subject
 
@@ -65,12 +66,11 @@ def import_torch(subject: Subject) -> Finding:
 def extensions(subject: Subject) -> Finding:
     if why := _no_driver(subject):
         return skip(why)
-    files = [
-        str(path)
-        for package in ("vllm_ascend", "afd_plugin")
-        if (directory := subject.package(package)) is not None
-        for path in sorted(directory.glob("*_C*.so"))
-    ]
+    package = subject.package("vllm_ascend")
+    found = list(package.glob("*_C*.so")) if package is not None else []
+    for site in subject.site_packages:
+        found += (operators(site) / "lib").glob("_C_ascend*.so")
+    files = sorted({str(path) for path in found})
     if not files:
         return fail("no compiled extension of vllm_ascend", rebuild(subject))
     outcome = _run(subject, ["extensions", subject.soc, *files])

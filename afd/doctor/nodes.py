@@ -13,19 +13,13 @@ from afd.doctor.check import Check, Finding, Group, Need, check, fail, ok, skip,
 from afd.doctor.image import VLLM_ASCEND, of
 from afd.doctor.libraries import DRIVER
 from afd.doctor.subject import Subject
+from afd.images.rows import UNVERIFIED
 
 _VERSION_INFO = f"{DRIVER}/version.info"
 _HCCN = "/etc/hccn.conf"
 _RANKTABLE = "/etc/hccl_rootinfo.json"
 _TOPOLOGY = f"{DRIVER}/topo"
-_UNVERIFIED = "unverified"
 _CAP_SYS_ADMIN = 21
-# The nodes of a container without an image.json to say it.
-_NODES = {
-    "a2": ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
-    "a3": ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
-    "a5": ("/dev/davinci_manager", "/dev/hisi_hdc"),
-}
 
 
 @check(
@@ -39,7 +33,7 @@ _NODES = {
     prevents=(f"{VLLM_ASCEND}#9490", "ai-dynamo/dynamo#12457"),
 )
 def device_nodes(subject: Subject) -> Finding:
-    common = subject.manifest.device_nodes if subject.manifest else _NODES[subject.soc]
+    common = (subject.manifest or socs.row(subject.soc)).device_nodes
     cards = [f"/dev/davinci{number}" for number in subject.cards()]
     absent = [name for name in common if not subject.path(name).exists()]
     if not cards:
@@ -110,8 +104,8 @@ def driver(subject: Subject) -> Finding:
     version = re.search(r"^version\s*=\s*(\S+)", text, re.M | re.I)
     if version is None:
         return fail(f"{_VERSION_INFO} names no version", "install the driver of the host again")
-    floor = subject.manifest.driver_min if subject.manifest else None
-    if floor is None or floor == _UNVERIFIED:
+    floor = (subject.manifest or socs.row(subject.soc)).driver_min
+    if floor is None or floor == UNVERIFIED:
         return skip(f"driver {version[1]}; nobody has verified which is the oldest that works")
     if version_key(version[1]) < version_key(floor):
         return fail(
@@ -165,7 +159,7 @@ def hccn(subject: Subject) -> Finding:
     prevents=("vllm-project/recipes#907", "gpustack/runtime#25", "gpustack/runtime#27"),
 )
 def ranktable(subject: Subject) -> Finding:
-    wanted = socs.NAMES[subject.soc].ranktable
+    wanted = socs.RANKTABLES[subject.soc]
     asked = subject.env.get("RANK_TABLE_FILE")
     for name in filter(None, (asked, _RANKTABLE)):
         text = subject.text(name)

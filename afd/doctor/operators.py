@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from afd import pins
 from afd.doctor import elf, socs
 from afd.doctor.check import Check, Finding, Group, Need, check, fail, ok, skip
 from afd.doctor.image import VLLM_ASCEND, of, rebuild
@@ -17,27 +18,33 @@ from afd.doctor.subject import Subject
 
 _PLUGIN_REPOSITORY = "vllm-project/afd-plugin"
 _LIBRARY = "op_api/lib/libcust_opapi.so"
-_A2E = ("aclnnA2e", "aclnnA2eGetWorkspaceSize", "aclnnE2a", "aclnnE2aGetWorkspaceSize")
 _WORKSPACE = re.compile(r"aclnn\w+GetWorkspaceSize")
 CAM_DISTRIBUTION = "umdk-cam-op-lib"
 
 
-def vendors(subject: Subject, package: str) -> list[Path]:
-    """The directories of custom operators that ``package`` carries."""
-    directory = subject.package(package)
-    if directory is None:
-        return []
-    found = sorted(directory.glob("_cann_ops_custom/vendors/*"))
+def vllm_ascend_vendors(subject: Subject) -> list[Path]:
+    """The directories of vLLM-Ascend's custom operators, which are in its package."""
+    directory = subject.package("vllm_ascend")
+    found = sorted(directory.glob("_cann_ops_custom/vendors/*")) if directory is not None else []
     return [path for path in found if path.is_dir()]
 
 
+def a2e_vendors(subject: Subject) -> list[Path]:
+    """That of a2e and e2a, which an image has beside its packages."""
+    vendor = pins.load().images.operators.vendor
+    found = [operators(site) / "vendors" / vendor for site in subject.site_packages]
+    return [path for path in dict.fromkeys(found) if path.is_dir()]
+
+
+def operators(site_packages: Path) -> Path:
+    """Where an image has its own operators: beside ``lib`` of the environment with these packages."""
+    return site_packages.parents[2] / "operators"
+
+
 def _kernels(vendor: Path, soc: str) -> int:
-    """How many kernels there are for ``soc``, by their descriptions."""
-    name = socs.NAMES[soc].kernels
-    return sum(
-        any(part.startswith(name) for part in path.relative_to(vendor).parts)
-        for path in vendor.rglob("*.json")
-    )
+    """How many kernels there are for ``soc``."""
+    name = socs.kernels(soc)
+    return sum(name in path.relative_to(vendor).as_posix() for path in vendor.rglob("*.o"))
 
 
 @check(
@@ -56,7 +63,7 @@ def _kernels(vendor: Path, soc: str) -> int:
     ),
 )
 def vllm_ascend(subject: Subject) -> Finding:
-    found = [path for path in vendors(subject, "vllm_ascend") if (path / _LIBRARY).is_file()]
+    found = [path for path in vllm_ascend_vendors(subject) if (path / _LIBRARY).is_file()]
     if not found:
         return fail(f"no {_LIBRARY} in vllm_ascend/_cann_ops_custom", rebuild(subject))
     offered = [name for name in elf.offered(found[0] / _LIBRARY) if _WORKSPACE.fullmatch(name)]
@@ -64,9 +71,9 @@ def vllm_ascend(subject: Subject) -> Finding:
         return fail(f"{subject.inside(found[0] / _LIBRARY)} offers no operators", rebuild(subject))
     kernels = _kernels(found[0], subject.soc)
     if not kernels:
-        told = f"{len(offered)} operators, but no kernels for {socs.NAMES[subject.soc].kernels}"
+        told = f"{len(offered)} operators, but no kernels for {socs.kernels(subject.soc)}"
         return fail(told, rebuild(subject))
-    return ok(f"{len(offered)} operators, {kernels} kernels for {socs.NAMES[subject.soc].kernels}")
+    return ok(f"{len(offered)} operators, {kernels} kernels for {socs.kernels(subject.soc)}")
 
 
 @check(
@@ -80,20 +87,18 @@ def vllm_ascend(subject: Subject) -> Finding:
     prevents=(f"{_PLUGIN_REPOSITORY}#53", f"{_PLUGIN_REPOSITORY}#303", f"{_PLUGIN_REPOSITORY}#324"),
 )
 def a2e(subject: Subject) -> Finding:
-    recorded = of(subject).operators.a2e
-    libraries = [path / _LIBRARY for path in vendors(subject, "afd_plugin") if (path / _LIBRARY).is_file()]
+    recorded, symbols = of(subject).operators.a2e, pins.load().images.operators.symbols
+    libraries = [path / _LIBRARY for path in a2e_vendors(subject) if (path / _LIBRARY).is_file()]
     if recorded == "none":
         if libraries:
             told = f"{subject.inside(libraries[0])} is there, and the image records none"
             return fail(told, rebuild(subject))
         return skip("this image has no a2e and e2a")
     if not libraries:
-        return fail(
-            f"no {_LIBRARY} in afd_plugin/_cann_ops_custom, and the image records them", rebuild(subject)
-        )
-    if absent := elf.undefined(libraries[0], _A2E):
+        return fail(f"no {_LIBRARY} of a2e and e2a, and the image records them", rebuild(subject))
+    if absent := elf.undefined(libraries[0], symbols):
         return fail(f"{subject.inside(libraries[0])} does not offer {', '.join(absent)}", rebuild(subject))
-    return ok(f"{len(_A2E)} functions in {subject.inside(libraries[0])}")
+    return ok(f"{len(symbols)} functions in {subject.inside(libraries[0])}")
 
 
 @check(
@@ -109,10 +114,10 @@ def a2e(subject: Subject) -> Finding:
 def kernels_a2e(subject: Subject) -> Finding:
     if of(subject).operators.a2e == "none":
         return skip("this image has no a2e and e2a")
-    wanted = socs.NAMES[subject.soc].kernels
-    count = sum(_kernels(path, subject.soc) for path in vendors(subject, "afd_plugin"))
+    wanted = socs.kernels(subject.soc)
+    count = sum(_kernels(path, subject.soc) for path in a2e_vendors(subject))
     if not count:
-        return fail(f"no kernels for {wanted} in afd_plugin/_cann_ops_custom", rebuild(subject), wanted)
+        return fail(f"no kernels for {wanted}", rebuild(subject), wanted)
     return ok(f"{count} kernels for {wanted}")
 
 
@@ -127,7 +132,7 @@ def kernels_a2e(subject: Subject) -> Finding:
     prevents=(f"{VLLM_ASCEND}#9258", f"{VLLM_ASCEND}#7095"),
 )
 def operator_path(subject: Subject) -> Finding:
-    found = [path for package in ("vllm_ascend", "afd_plugin") for path in vendors(subject, package)]
+    found = [*vllm_ascend_vendors(subject), *a2e_vendors(subject)]
     if not found:
         return fail("no custom operators are installed", rebuild(subject))
     wanted = {
@@ -164,9 +169,10 @@ def cam(subject: Subject) -> Finding:
                 f"{CAM_DISTRIBUTION} {installed} is installed, and the image records no CAM", rebuild(subject)
             )
         return skip("CAM async is not available in this image")
-    if (image.soc, image.os[:9], image.arch) != ("a3", "openeuler", "arm64"):
+    fits = pins.load().images.cam
+    if (image.soc, image.os, image.arch) != (fits.soc, fits.os, fits.arch):
         told = f"CAM in an image for {image.soc}, {image.os}, {image.arch}"
-        return fail(told, rebuild(subject), "a3, openEuler, arm64")
+        return fail(told, rebuild(subject), f"{fits.soc}, {fits.os}, {fits.arch}")
     if not installed:
         return fail(f"the image records CAM, but {CAM_DISTRIBUTION} is not installed", rebuild(subject))
     home = subject.env.get("ASCEND_HOME_PATH", "")

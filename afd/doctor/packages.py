@@ -14,10 +14,10 @@ from packaging.utils import canonicalize_name
 
 from afd import pins
 from afd.cli.version import DISTRIBUTION
-from afd.doctor import conflicts
 from afd.doctor.check import Check, Finding, Group, Need, check, fail, ok, skip, warn
 from afd.doctor.image import VLLM_ASCEND, of, rebuild
 from afd.doctor.subject import Subject
+from afd.images import conflicts
 
 SETUP = "run: make setup"
 PLATFORM_PLUGINS, GENERAL_PLUGINS = "vllm.platform_plugins", "vllm.general_plugins"
@@ -97,10 +97,9 @@ def vllm(subject: Subject) -> Finding:
 def torch(subject: Subject) -> Finding:
     if subject.manifest is not None:
         return _exact(subject, "torch", subject.manifest.torch)
-    row = pins.load().platforms.get(subject.soc)
-    if row is None:
-        return skip(f"no torch is pinned for {subject.soc} outside its image")
-    return _exact(subject, "torch", row.torch)
+    images = pins.load().images.socs
+    wanted = images[subject.soc].cann.torch if subject.soc in images else pins.load().platforms["cpu"].torch
+    return _exact(subject, "torch", wanted)
 
 
 def _exact(subject: Subject, distribution: str, wanted: str) -> Finding:
@@ -244,7 +243,7 @@ def locked(subject: Subject) -> Finding:
     "conflicts",
     Group.OFFLINE,
     about="requirements of installed packages that other installed packages do not meet (as `pip check`)",
-    expected="none but the reviewed ones in afd/doctor/conflicts.toml",
+    expected="none but the reviewed ones in afd/images/conflicts.toml",
     fix="install what is asked for, or review the conflict and add it to the list",
     prevents=(
         f"{VLLM_ASCEND}#5710",

@@ -38,7 +38,7 @@ an image they are done when `--only` names them.
 
 With `--json` every check has `id`, `name`, `group`, `status`, `found`, `expected` and `remedy`. An id keeps its meaning
 and is not given to another check. A requirement that an installed package does not meet fails the check `conflicts`,
-unless `afd/doctor/conflicts.toml` names it with a reason.
+unless `afd/images/conflicts.toml` names it with a reason.
 """
 _GROUPS = {
     Group.OFFLINE: "These read files: an image in its build, a container, an environment.",

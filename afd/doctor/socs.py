@@ -1,41 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the same SOC is called in different places."""
+"""What a SOC is called by those who do not read pins.toml: by devices, by rank tables, by Linux."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from afd import pins
+from afd.images.rows import KERNEL_PREFIX, Soc
 
-@dataclass(frozen=True)
-class Names:
-    """``device_type`` is what vLLM-Ascend calls it in its build record, ``kernels`` the directory of its kernel
-    binaries and how SOC_VERSION begins, ``numbers`` what the device answers, ``ranktable`` the version of rank tables
-    for it.
-    """
-
-    device_type: str
-    kernels: str
-    numbers: range
-    ranktable: str
-
-
-NAMES: Mapping[str, Names] = MappingProxyType(
-    {
-        "a2": Names("A2", "ascend910b", range(220, 226), "1.0"),
-        "a3": Names("A3", "ascend910_93", range(250, 256), "1.2"),
-        "a5": Names("A5", "ascend950", range(260, 261), "2.0"),
-    }
+# What a device answers when it is asked for the number of its SOC.
+NUMBERS: Mapping[str, range] = MappingProxyType(
+    {"a2": range(220, 226), "a3": range(250, 256), "a5": range(260, 261)}
 )
-MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+# The version of rank tables for it.
+RANKTABLES: Mapping[str, str] = MappingProxyType({"a2": "1.0", "a3": "1.2", "a5": "2.0"})
+MACHINES: Mapping[str, str] = MappingProxyType({"amd64": "x86_64", "arm64": "aarch64"})
+
+
+def row(soc: str) -> Soc:
+    """The pins of an NPU SOC."""
+    return pins.load().images.socs[soc]
+
+
+def kernels(soc: str) -> str:
+    """How the directories of its kernels, and SOC_VERSION, begin."""
+    return KERNEL_PREFIX[row(soc).device_type]
 
 
 def of_version(soc_version: str) -> str:
     """The SOC that a SOC_VERSION is spelled for; "" when it is none."""
-    return next((name for name, names in NAMES.items() if soc_version.startswith(names.kernels)), "")
+    return next((name for name in pins.load().images.socs if soc_version.startswith(kernels(name))), "")
 
 
 def of_number(number: int) -> str:
     """The SOC that has answered with ``number``; "" when it is none that is known here."""
-    return next((name for name, names in NAMES.items() if number in names.numbers), "")
+    return next((name for name, numbers in NUMBERS.items() if number in numbers), "")

@@ -138,12 +138,12 @@ def _entry(subject: Subject) -> str | None:
     "AFD-HOST-013",
     "model-files",
     Group.HOST,
-    about="the files of the model that --model or AFD_MODEL names, when it is a directory",
+    about="the files of the model that --model names, when it is a directory",
     expected="all readable: libraries say of a file of mode 0600 that it does not exist",
     fix="run: chmod -R a+rX DIRECTORY",
 )
 def model_files(subject: Subject) -> Finding:
-    name = subject.model or subject.env.get("AFD_MODEL", "")
+    name = subject.model
     if not name:
         return skip("no model is named; see --model")
     if not name.startswith("/"):

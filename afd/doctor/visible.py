@@ -110,7 +110,9 @@ def role_devices(subject: Subject) -> Finding:
         remedy = f"give the container two devices, or unset both: unset {_ATTENTION}; unset {_FFN}"
     for name, text in given.items():
         if not text:
-            return fail(f"{name} is not set, and the other one is", remedy)
+            return warn(
+                f"{name} is not set, and the other one is; that is for a container with one role", remedy
+            )
     chosen: dict[str, list[int]] = {}
     for name, text in given.items():
         try:
@@ -130,7 +132,8 @@ def role_devices(subject: Subject) -> Finding:
 def _there(subject: Subject) -> list[int]:
     """The numbers that can be dealt out: of devices inside the container, on CPU of cores."""
     if subject.soc != "cpu":
-        return list(range(len(subject.cards())))
+        visible = subject.env.get(_CONTAINER)
+        return numbers(visible) if visible else list(range(len(subject.cards())))
     if subject.running:
         return sorted(os.sched_getaffinity(0))
     text = subject.text("/sys/fs/cgroup/cpuset.cpus.effective") or subject.text(

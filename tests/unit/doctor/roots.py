@@ -22,14 +22,14 @@ from afd.doctor.subject import Space, Subject
 # Not who runs the tests, so that access is judged by modes. Only root could give files to somebody else.
 UID = 1000 if os.geteuid() != 1000 else 1001
 GROUP = 1007 if os.geteuid() == 0 else os.getegid()
-SITE = "/usr/local/python3.12.1/lib/python3.12/site-packages"
+SITE = "/opt/afd/lib/python3.12/site-packages"
 ASCEND = "/usr/local/Ascend"
 CANN = f"{ASCEND}/cann-9.9.1"
 ATB = f"{ASCEND}/nnal/atb/latest/atb/cxx_abi_1"
 DRIVER = f"{ASCEND}/driver"
 MODEL = "/models/tiny"
 VA_VENDOR = f"{SITE}/vllm_ascend/_cann_ops_custom/vendors/custom_transformer"
-A2E_VENDOR = f"{SITE}/afd_plugin/_cann_ops_custom/vendors/afd-plugin"
+A2E_VENDOR = "/opt/afd/operators/vendors/afd-plugin"
 A2E = ("aclnnA2e", "aclnnA2eGetWorkspaceSize", "aclnnE2a", "aclnnE2aGetWorkspaceSize")
 ARCH = {machine: arch for arch, machine in socs.MACHINES.items()}[os.uname().machine]
 SOC_VERSIONS = {"a2": "ascend910b1", "a3": "ascend910_9391", "a5": "ascend950dt_9582"}
@@ -219,7 +219,7 @@ class Root:
             "vllm-afd": ("1.2.3", ["click"]),
             "click": ("8.9", []),
             "torch": ("2.99.0", []),
-            "fastapi": ("0.123.10", ["starlette<0.51"]),
+            "fastapi": ("0.134.0", ["starlette<0.51"]),
             "starlette": ("0.50", []),
         }
         vllm = pins.load().vllm_version
@@ -236,7 +236,7 @@ class Root:
 
     def image(self) -> None:
         """Everything that the build of an image makes, and its environment."""
-        for name in ("/etc", "/usr/bin", SITE, CANN, f"{ASCEND}/nnal", "/usr/local/lib"):
+        for name in ("/etc", "/usr/bin", "/opt/afd", CANN, f"{ASCEND}/nnal", "/usr/local/lib"):
             if self.path(name).exists():
                 self.remove(name)
         plugins = {
@@ -289,16 +289,13 @@ class Root:
     def _operators(self) -> None:
         vendors = [(VA_VENDOR, ("aclnnThis", "aclnnThisGetWorkspaceSize"))]
         self.write(f"{SITE}/vllm_ascend/__init__.py", "")
-        device_type = socs.NAMES[self.soc].device_type
+        device_type = socs.row(self.soc).device_type
         self.write(f"{SITE}/vllm_ascend/_build_info.py", f"# Generated\n__device_type__ = '{device_type}'\n")
         if self.soc == "a3":
-            self.write(f"{SITE}/afd_plugin/__init__.py", "")
             vendors.append((A2E_VENDOR, A2E))
         for vendor, symbols in vendors:
             self.write(f"{vendor}/op_api/lib/libcust_opapi.so", library(symbols))
-            self.write(
-                f"{vendor}/op_impl/ai_core/tbe/kernel/{socs.NAMES[self.soc].kernels}/this/this_1.json", "{}"
-            )
+            self.write(f"{vendor}/op_impl/ai_core/tbe/kernel/{socs.kernels(self.soc)}/this/this_1.o", "code")
         paths = [f"{vendor}/op_api/lib" for vendor, _ in vendors]
         lib64 = f"{DRIVER}/lib64"
         driver = [lib64, f"{lib64}/common", f"{lib64}/driver"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from afd import pins
-from afd.doctor import conflicts, packages
+from afd.doctor import packages
 from afd.doctor.check import FAIL, OK, SKIP, WARN
 from afd.doctor.subject import Subject
 from tests.unit.doctor.roots import SITE, Root
@@ -97,48 +97,20 @@ def test_bytecode_that_is_missing_is_a_warning(tmp_path: Path, monkeypatch: pyte
 def test_the_packages_of_a_tree_are_those_of_the_python_on_its_path(tmp_path: Path) -> None:
     root = Root(tmp_path, "cpu")
     root.write(
-        "/opt/other/lib/python3.12/site-packages/click-1.0.dist-info/METADATA", "Name: click\nVersion: 1.0\n"
+        "/opt/zz/lib/python3.12/site-packages/click-1.0.dist-info/METADATA", "Name: click\nVersion: 1.0\n"
     )
     assert root.subject().installed["click"] == "8.9"
-    root.write("/opt/other/bin/python3", "")
-    root.env["PATH"] = "/opt/other/bin"
+    root.write("/opt/zz/bin/python3", "")
+    root.env["PATH"] = "/opt/zz/bin"
     assert root.subject().installed["click"] == "1.0"
-    assert root.subject().site_packages[0] == root.path("/opt/other/lib/python3.12/site-packages")
-
-
-def test_every_reviewed_conflict_has_a_reason() -> None:
-    rows = conflicts.load()
-    assert len({(row.package, row.name, soc) for row in rows for soc in row.socs}) == sum(
-        len(r.socs) for r in rows
-    )
-    assert all(len(row.reason) > 20 and row.socs for row in rows)
+    assert root.subject().site_packages[0] == root.path("/opt/zz/lib/python3.12/site-packages")
 
 
 def test_a_conflict_that_is_reviewed_for_one_platform_is_new_on_another(tmp_path: Path) -> None:
     root = Root(tmp_path, "cpu")
-    root.dist("vllm", f"{pins.load().vllm_version}+cpu", ["fastapi>=0.133"], {"triton.backends": ["cpu = x"]})
+    root.dist("vllm", f"{pins.load().vllm_version}+cpu", ["fastapi<0.124"], {"triton.backends": ["cpu = x"]})
     found = packages.requirements.run(root.subject())
-    assert found.status == FAIL and "vllm wants fastapi>=0.133, fastapi 0.123.10 is installed" in found.found
-
-
-@pytest.mark.parametrize(
-    ("requires", "conflict"),
-    [
-        ("click", ""),
-        ("click>=8,<9", ""),
-        ("click>=9", "x wants click>=9, click 8.9 is installed"),
-        ("Click_>9", "x wants Click_>9, Click_ is not installed"),
-        ("nothing; python_version < '3'", ""),
-        ("nothing; extra == 'all'", ""),
-        ("nothing>1; python_version > '3'", "x wants nothing>1, nothing is not installed"),
-    ],
-)
-def test_requirements_are_compared_as_pip_compares_them(tmp_path: Path, requires: str, conflict: str) -> None:
-    root = Root(tmp_path, "cpu")
-    root.dist("x", "1", [requires])
-    found = conflicts.found(root.subject().distributions, root.subject().installed)
-    mine = [str(one) for one in found if one.package == "x"]
-    assert mine == ([conflict] if conflict else [])
+    assert found.status == FAIL and "vllm wants fastapi<0.124, fastapi 0.134.0 is installed" in found.found
 
 
 def test_metadata_that_cannot_be_read_fails_and_names_the_package(tmp_path: Path) -> None:

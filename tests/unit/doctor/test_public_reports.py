@@ -258,7 +258,7 @@ FAULTS: dict[int, list[Fault]] = {
             lambda root: root.write(f"{VA_VENDOR}/{CUST}", library()),
         ),
         Fault("path not set", "a3", "operator-path", setting(ASCEND_CUSTOM_OPP_PATH=None)),
-        Fault("library path not set", "a3", "operator-path", drop_from("LD_LIBRARY_PATH", "afd_plugin")),
+        Fault("library path not set", "a3", "operator-path", drop_from("LD_LIBRARY_PATH", "/operators/")),
     ],
     15: [
         Fault(
@@ -337,7 +337,8 @@ FAULTS: dict[int, list[Fault]] = {
             "a2",
             "role-devices",
             setting(AFD_ATTENTION_DEVICES="0"),
-            says="AFD_FFN_DEVICES",
+            WARN,
+            "AFD_FFN_DEVICES",
         ),
         Fault(
             "a core that is not here",

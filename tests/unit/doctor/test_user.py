@@ -114,9 +114,3 @@ def test_a_model_without_weights_fails(tmp_path: Path) -> None:
     root = Root(tmp_path, "cpu")
     root.remove(f"{MODEL}/model.safetensors")
     assert user.model_files.run(root.subject()).status == FAIL
-
-
-def test_the_model_may_come_from_the_environment(tmp_path: Path) -> None:
-    root = Root(tmp_path, "cpu")
-    root.env["AFD_MODEL"] = MODEL
-    assert user.model_files.run(root.subject(model="")).status == OK

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from afd.doctor import visible
-from afd.doctor.check import FAIL, OK
+from afd.doctor.check import FAIL, OK, WARN
 from tests.unit.doctor.roots import Root
 
 
@@ -51,7 +51,7 @@ def test_the_variables_of_both_layers_are_told_apart(
         ("0", "1", OK),
         ("0-1", "2-3", OK),
         ("0-2", "2-3", FAIL),
-        ("0", "", FAIL),
+        ("0", "", WARN),
         ("x", "1", FAIL),
         ("", "", OK),
     ],
