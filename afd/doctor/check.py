@@ -70,7 +70,7 @@ class Need(Enum):
 def missing(need: Need, subject: Subject) -> str:
     """Why ``subject`` does not have ``need``; "" when it has."""
     if need is Need.IMAGE:
-        return "" if subject.manifest else f"not in an image of AFD: {subject.no_manifest}"
+        return "" if subject.manifest else f"not in an image of AFD ({subject.no_manifest})"
     if need is Need.NPU:
         return "" if subject.soc != "cpu" else "not on the CPU platform"
     if need is Need.CPU:
@@ -111,6 +111,10 @@ class Check:
             found = self.function(subject)
             if found.status not in (OK, WARN, FAIL, SKIP):
                 raise TypeError(f"the status {found.status!r} is none")
+        except PermissionError as error:
+            path = error.filename or "it"
+            remedy = f"let {subject.user} read {path}, or do this as a user who may"
+            found = fail(f"what it reads is closed to {subject.user}: {error}", remedy)
         except Exception as error:  # noqa: BLE001 (what stops a check is a result of it: never silent, never ok)
             why = f"the check itself broke: {type(error).__name__}: {error}"
             found = fail(why, f"do by hand what it checks ({self.about}), and report this as a bug of AFD")

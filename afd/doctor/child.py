@@ -17,6 +17,7 @@ from typing import Any
 _MARK = "afd-doctor-answer:"
 """How the line begins in which a child gives its answer; libraries print what they like beside it."""
 _TAIL = 400
+_DEATH_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ def python(arguments: Sequence[str], env: Mapping[str, str], deadline_s: float) 
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-            process.wait()
+            try:
+                process.wait(_DEATH_S)
+            except subprocess.TimeoutExpired:  # inside the kernel, in a call of a driver
+                problem = f"no answer within {deadline_s:g} s, and SIGKILL does not end process {process.pid}"
         found = _answer(out)
         if problem and (said := _last_words(errors)):
             problem = f"{problem}: {said}"

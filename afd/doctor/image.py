@@ -45,8 +45,8 @@ def manifest(subject: Subject) -> Finding:
     found = subject.manifest
     if found is not None:
         return ok(f"{found.soc} on {found.os} {found.arch}, made {found.created}")
-    if subject.path(PATH).exists():
-        return fail(subject.no_manifest, "")
+    if subject.manifest_error:
+        return fail(subject.manifest_error, "")
     return skip(f"{subject.no_manifest}, so this is no image of AFD")
 
 
@@ -62,7 +62,7 @@ def manifest(subject: Subject) -> Finding:
 def revision(subject: Subject) -> Finding:
     recorded = of(subject).afd
     installed = subject.installed.get("vllm-afd", "not installed")
-    told = f"AFD {recorded.version} of {recorded.revision[:12]}"
+    told = f"AFD {recorded.version}, commit {recorded.revision[:12]}"
     if installed != recorded.version:
         return fail(f"{told}, but vllm-afd is {installed}", rebuild(subject), f"vllm-afd {recorded.version}")
     if recorded.dirty:

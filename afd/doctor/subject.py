@@ -175,6 +175,11 @@ class Subject:
         """Why :attr:`manifest` is None; "" when it is not."""
         if self._manifest is None:
             return f"there is no {manifest.PATH}"
+        return f"what {manifest.PATH} says is not valid" if isinstance(self._manifest, ConfigError) else ""
+
+    @property
+    def manifest_error(self) -> str:
+        """What is wrong with the file, when there is one."""
         return str(self._manifest) if isinstance(self._manifest, ConfigError) else ""
 
     @property

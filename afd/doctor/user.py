@@ -8,6 +8,7 @@ import pwd
 import shlex
 import shutil
 import tempfile
+from pathlib import Path
 
 from afd.agent import run_directory
 from afd.cache import cache_dir
@@ -23,13 +24,21 @@ _SHOWN = 3
 def _writable(subject: Subject, inside: str, remedy: str) -> Finding:
     """``inside``, or the nearest directory above it that exists, must be writable and have a little space."""
     path = there = subject.path(inside)
-    while not there.exists() and there not in (there.parent, subject.root):
+    while not _is_there(there) and there not in (there.parent, subject.root):
         there = there.parent
     if not there.is_dir() or not subject.may(there, os.W_OK | os.X_OK):
         return fail(f"{inside}: {subject.user} cannot write {subject.inside(there)}", remedy)
     free = shutil.disk_usage(there).free
     told = f"{subject.inside(path)} is writable, {free / GIB:.1f} GiB free"
     return judged(told, free, GIB, 64 * MIB, f"free some space below {there}")
+
+
+def _is_there(path: Path) -> bool:
+    """Not below a directory that is closed to us: then that directory is what to look at."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
 
 
 @check(
@@ -151,9 +160,17 @@ def model_files(subject: Subject) -> Finding:
     directory = subject.path(name)
     change = f"run: chmod -R a+rX {shlex.quote(str(directory))}"
     if not subject.may(directory, os.R_OK | os.X_OK):
-        if directory.exists():
-            return fail(f"{subject.user} may not read the directory {name}", change)
-        return fail(f"{name} does not exist", f"mount it: docker run -v {name}:{name}:ro")
+        try:
+            directory.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return fail(f"{name} does not exist", f"mount it: docker run -v {name}:{name}:ro")
+        except PermissionError:
+            above = next(
+                path for path in directory.parents if not subject.may(path, os.X_OK) and _is_there(path)
+            )
+            change = f"run: chmod a+x {shlex.quote(str(above))}"
+            return fail(f"{subject.user} may not look into {subject.inside(above)}, where {name} is", change)
+        return fail(f"{subject.user} may not read the directory {name}", change)
     files = [path for path in sorted(directory.iterdir()) if path.suffix in _MODEL_FILES]
     # A model in the cache of a hub is a directory of links, and what they point at is what must be readable.
     resolved = {path.name: subject.path(subject.inside(path)) for path in files}

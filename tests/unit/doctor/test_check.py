@@ -41,6 +41,11 @@ def test_a_check_without_a_proper_result_has_failed(result: object) -> None:
     assert found.status == FAIL and "the check itself broke" in found.found
 
 
+def test_a_file_that_is_closed_to_this_user_is_a_failure_with_its_name() -> None:
+    found = made(PermissionError(13, "Permission denied", "/etc/hccn.conf")).run(Subject(uid=7))
+    assert found.status == FAIL and found.remedy.startswith("let uid 7 read /etc/hccn.conf")
+
+
 def test_an_interrupt_is_no_result_of_a_check() -> None:
     with pytest.raises(KeyboardInterrupt):
         made(KeyboardInterrupt()).run(Subject())

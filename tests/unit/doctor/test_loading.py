@@ -9,21 +9,31 @@ import pytest
 
 from afd.doctor.check import FAIL, OK, SKIP, Finding
 from afd.doctor.table import chosen
+from tests.unit.doctor.fixes import apply
 from tests.unit.doctor.roots import DRIVER, SITE, Root, library
 
 BROKEN = "raise ImportError('libatb.so: undefined symbol: _ZN3atb7ContextE')\n"
 
 
+EXTENSION = f"{SITE}/vllm_ascend/vllm_ascend_C.cpython-312.so"
+
+
+class Importable(Root):
+    """An image in which torch, its NPU package and the plugins import."""
+
+    def image(self) -> None:
+        super().image()
+        self.write(f"{SITE}/torch/__init__.py", "__version__ = '2.99'\n")
+        self.write(f"{SITE}/torch_npu/__init__.py", "class npu: pass\n")
+        self.write(f"{SITE}/vllm_ascend/__init__.py", "def register(): ...\nmodel = kv = register\n")
+        self.write(EXTENSION, library(("here",)))
+        self.env["PYTHONPATH"] = str(self.path(SITE))
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
-    """An image for A3 in which torch, its NPU package and the plugins import."""
-    made = Root(tmp_path, "a3")
+    made = Importable(tmp_path, "a3")
     made.loads = True
-    made.write(f"{SITE}/torch/__init__.py", "__version__ = '2.99'\n")
-    made.write(f"{SITE}/torch_npu/__init__.py", "class npu: pass\n")
-    made.write(f"{SITE}/vllm_ascend/__init__.py", "def register(): ...\nmodel = kv = register\n")
-    made.write(f"{SITE}/vllm_ascend/vllm_ascend_C.cpython-312.so", library(("here",)))
-    made.env["PYTHONPATH"] = str(made.path(SITE))
     return made
 
 
@@ -41,35 +51,33 @@ def test_packages_that_import_are_ok(root: Root) -> None:
         assert (run(root, name).status, run(root, name).found) == (OK, found)
 
 
-def test_an_undefined_symbol_on_import_is_named(root: Root) -> None:
-    root.write(f"{SITE}/torch_npu/__init__.py", BROKEN)
-    found = run(root, "import-torch")
-    assert found.status == FAIL and "undefined symbol: _ZN3atb7ContextE" in found.found
-    assert "make image SOC=a3" in found.remedy
-    root.write(f"{SITE}/torch_npu/__init__.py", "class npu: pass\n")
-    assert run(root, "import-torch").status == OK
-
-
-def test_an_extension_for_another_torch_is_named_with_its_symbol(root: Root) -> None:
-    extension = f"{SITE}/vllm_ascend/vllm_ascend_C.cpython-312.so"
-    root.write(extension, library(wants=("_ZN3c104cuda20CUDACachingAllocatorE",)))
-    found = run(root, "extensions")
-    assert found.status == FAIL and "undefined symbol: _ZN3c104cuda20CUDACachingAllocatorE" in found.found
-    root.write(extension, library(("here",)))
-    assert run(root, "extensions").status == OK
+@pytest.mark.parametrize(
+    ("name", "file", "content", "says"),
+    [
+        ("import-torch", f"{SITE}/torch_npu/__init__.py", BROKEN, "undefined symbol: _ZN3atb7ContextE"),
+        ("extensions", EXTENSION, library(wants=("_ZN3c104cudaE",)), "undefined symbol: _ZN3c104cudaE"),
+        ("extensions", "/opt/afd/operators/lib/_C_ascend.so", b"\x7fELF", "file too short"),
+        (
+            "entry-points",
+            f"{SITE}/vllm_ascend/__init__.py",
+            "def register(): ...\nmodel = register\n",
+            "1 of 4 plugins do not load: ascend_kv: AttributeError",
+        ),
+    ],
+)
+def test_what_does_not_load_is_named_and_loads_after_its_remedy(
+    root: Root, name: str, file: str, content: str | bytes, says: str
+) -> None:
+    root.write(file, content)
+    found = run(root, name)
+    assert found.status == FAIL and says in found.found
+    apply(root, found.remedy)
+    assert run(root, name).status == OK
 
 
 def test_without_an_extension_the_build_has_left_it_out(root: Root) -> None:
-    root.remove(f"{SITE}/vllm_ascend/vllm_ascend_C.cpython-312.so")
+    root.remove(EXTENSION)
     assert run(root, "extensions").status == FAIL
-
-
-def test_a_plugin_that_does_not_load_is_named_and_the_others_are_not(root: Root) -> None:
-    root.write(f"{SITE}/vllm_ascend/__init__.py", "def register(): ...\nmodel = register\n")
-    found = run(root, "entry-points")
-    assert found.status == FAIL and found.found.startswith(
-        "1 of 4 plugins do not load: ascend_kv: AttributeError"
-    )
 
 
 def test_a_plugin_that_ends_the_process_has_failed(root: Root) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,44 @@ def test_a_model_without_weights_fails(tmp_path: Path) -> None:
     root = Root(tmp_path, "cpu")
     root.remove(f"{MODEL}/model.safetensors")
     assert user.model_files.run(root.subject()).status == FAIL
+
+
+def as_another_user(action: Callable[[], str]) -> str:
+    """What ``action`` says in a child that is not root, whose files are closed to it."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setegid(54321)
+                os.seteuid(54321)
+            os.write(writing, action().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as said:
+        return said.read()
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that every user may look into, which those of pytest are not."""
+    with tempfile.TemporaryDirectory() as found:
+        os.chmod(found, 0o755)
+        yield Path(found)
+
+
+def test_a_directory_that_is_closed_to_this_user_is_named_and_nothing_breaks(open_path: Path) -> None:
+    closed = open_path / "closed"
+    (closed / "model").mkdir(parents=True)
+    closed.chmod(0o600)
+    model = str(closed / "model")
+    found = as_another_user(lambda: repr(user.model_files.run(Subject(model=model))))
+    assert "status='fail'" in found and f"may not look into {closed}" in found and "chmod a+x" in found
+    found = as_another_user(lambda: repr(user.home.run(Subject(env={"HOME": model}))))
+    assert "status='fail'" in found and f"cannot write {closed}" in found
+    closed.chmod(0o755)
+    found = as_another_user(lambda: repr(user.model_files.run(Subject(model=model))))
+    assert "no *.safetensors" in found
