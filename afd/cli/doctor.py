@@ -51,9 +51,7 @@ _HERE = Path("/")
     type=click.IntRange(min=0),
     help="The user that runs the roles. [default: this one]",
 )
-@click.option(
-    "--model", metavar="DIR", default="", help="Check that the files of this model can be read."
-)
+@click.option("--model", metavar="DIR", default="", help="Check that the files of this model can be read.")
 @click.option(
     "--agent-port",
     metavar="PORT",
