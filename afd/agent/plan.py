@@ -134,8 +134,7 @@ def plan_role(
         quantisation=arguments.get("--quantization") or facts.quantisation,
         config_digest=facts.config_digest,
     )
-    answer_s = arguments.integer("--shutdown-timeout", SHUTDOWN_S)
-    drain_s = max(config.timeouts.grace_s, answer_s + TEARDOWN_S)
+    answer_s, stop_s = answer_time_s(arguments), drain_s(config, arguments)
     profile = arguments.mapping("--profiler-config")
     if role is Role.FFN:
         refuse_for_ffn(arguments)
@@ -199,7 +198,7 @@ def plan_role(
             host=this_host(),
             heartbeat_s=config.timeouts.heartbeat_s,
             config_revision=config.config_revision or "",
-            notes={"drain_s": f"{drain_s:g}", "profiler": str(profile.get("profiler") or "none")},
+            notes={"drain_s": f"{stop_s:g}", "profiler": str(profile.get("profiler") or "none")},
         ),
         argv=tuple(argv),
         environment=cpu_environment(
@@ -210,7 +209,7 @@ def plan_role(
         api_port=_port(arguments),
         agent_host=agent_host,
         agent_port=agent_port,
-        drain_s=drain_s,
+        drain_s=stop_s,
         answer_s=answer_s,
         served_model=served[0],
         secrets=hidden,
@@ -219,6 +218,16 @@ def plan_role(
         download=None if dummy else on_hub,
         headless=share.headless,
     )
+
+
+def answer_time_s(arguments: VllmArguments) -> int:
+    """How long vLLM waits for requests in flight at a stop."""
+    return arguments.integer("--shutdown-timeout", SHUTDOWN_S)
+
+
+def drain_s(config: AFDConfig, arguments: VllmArguments) -> float:
+    """How long a stop of Attention with these arguments may take."""
+    return max(config.timeouts.grace_s, answer_time_s(arguments) + TEARDOWN_S)
 
 
 def combination(

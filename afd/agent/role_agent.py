@@ -29,7 +29,7 @@ from afd.agent.rejoin import Attempts
 from afd.agent.run_directory import RunDirectory
 from afd.agent.status import AgentStatus
 from afd.agent.stopping import Stop, drain_budget_s
-from afd.agent.threads import ENDING
+from afd.agent.threads import ENDING, unblock_signals
 from afd.control.group import Control, Waiting
 from afd.control.handshake import attention_tp
 from afd.control.hub import new_address
@@ -78,6 +78,7 @@ class RoleAgent:
         for number in ENDING:
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as with nohup
                 loop.add_signal_handler(number, self._stop.signal, signal.Signals(number).name)
+        unblock_signals()  # whoever started this agent may have kept them back until it listens
         runtime = RunDirectory.for_sockets()
         try:
             await readiness.api_port(self._plan)

@@ -25,6 +25,11 @@ def block_signals() -> set[int | signal.Signals]:
     return set(signal.pthread_sigmask(signal.SIG_BLOCK, ENDING))
 
 
+def unblock_signals() -> None:
+    """Let :data:`ENDING` through to the calling thread, those that have waited first."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Threads that are started inside the block get no signals. For imports of libraries that start some."""

@@ -18,6 +18,16 @@ from afd.topology import Role
 #: Names in the environment that start with AFD_ and are not settings: how AFD's own processes find each
 #: other.
 RESERVED_ENV = ("AFD_AGENT_SOCKET", "AFD_LAUNCHER", "AFD_INFLIGHT", "AFD_CACHE_DIR")
+#: Those that the entry point of a container reads (docs/containers.md).
+CONTAINER_ENV = (
+    "AFD_ATTENTION_DEVICES",
+    "AFD_FFN_DEVICES",
+    "AFD_GOLDEN",
+    "AFD_POD_COUNT",
+    "AFD_POD_INDEX",
+    "AFD_RECORDS",
+    "AFD_RUN_DIR",
+)
 _RESERVED_PREFIX = "AFD_RANK_"
 # What Kubernetes adds to every pod for a Service whose name begins with "afd" (enableServiceLinks).
 _SERVICE_LINK = re.compile(
@@ -157,7 +167,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, _Given]:
 
 
 def _not_ours(name: str, value: str) -> bool:
-    if name in RESERVED_ENV or name.startswith(_RESERVED_PREFIX):
+    if name in (*RESERVED_ENV, *CONTAINER_ENV) or name.startswith(_RESERVED_PREFIX):
         return True
     return bool(_SERVICE_LINK.fullmatch(name)) or (name.endswith("_PORT") and bool(_SERVICE_URL.match(value)))
 

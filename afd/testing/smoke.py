@@ -70,6 +70,27 @@ async def ask_everything(url: str, model: str, *, together: bool) -> list[Answer
     )
 
 
+async def count_tokens(outcome: Outcome, model: str, attention_url: str, ffn_url: str) -> None:
+    """Ask both agents: every token that crossed must have been computed once per layer."""
+    outcome.ffn_layers = inspect(resolve(model)).num_layers
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        attention, ffn = await metrics(attention_url), await metrics(ffn_url)
+        outcome.sent_tokens = int(attention.get("afd_tokens_total{kind=padded}", 0))
+        outcome.ffn_tokens = int(ffn.get("afd_ffn_tokens_total", 0))
+        if outcome.ffn_tokens == outcome.sent_tokens * outcome.ffn_layers > 0:
+            break
+        if time.monotonic() > deadline:
+            outcome.problems.append(
+                f"FFN computed {outcome.ffn_tokens} tokens, expected {outcome.sent_tokens} × "
+                f"{outcome.ffn_layers} layers"
+            )
+            break
+        await asyncio.sleep(0.2)
+    body = await status(attention_url)
+    outcome.transport, outcome.epoch = body["transport"], body["epoch"]
+
+
 class Smoke:
     """Runs in a directory of its own. Leaving it as a context manager ends every process that it started, and returns
     when they are gone; a signal that ``interrupts`` notes meanwhile kills them at once."""
@@ -188,25 +209,8 @@ class Smoke:
         await self._count()
 
     async def _count(self) -> None:
-        outcome = self.outcome
-        outcome.ffn_layers = inspect(resolve(self._layout.model)).num_layers
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            attention = await metrics(self.group.attention.agent_url)
-            ffn = await metrics(self.group.ffn.agent_url)
-            outcome.sent_tokens = int(attention.get("afd_tokens_total{kind=padded}", 0))
-            outcome.ffn_tokens = int(ffn.get("afd_ffn_tokens_total", 0))
-            if outcome.ffn_tokens == outcome.sent_tokens * outcome.ffn_layers > 0:
-                break
-            if time.monotonic() > deadline:
-                outcome.problems.append(
-                    f"FFN computed {outcome.ffn_tokens} tokens, expected {outcome.sent_tokens} × "
-                    f"{outcome.ffn_layers} layers"
-                )
-                break
-            await asyncio.sleep(0.2)
-        body = await status(self.group.attention.agent_url)
-        outcome.transport, outcome.epoch = body["transport"], body["epoch"]
+        group, model = self.group, self._layout.model
+        await count_tokens(self.outcome, model, group.attention.agent_url, group.ffn.agent_url)
 
     def stop(self) -> None:
         """Stop the group; both roles must end with code 0, and leave no process and nothing in shared memory."""

@@ -34,9 +34,13 @@ def write_record(
     started: float,
     directory: Path,
     *,
-    kind: Literal["smoke", "system"] = "smoke",
+    kind: Literal["smoke", "system", "image"] = "smoke",
+    suffix: str = "",
 ) -> Path:
-    """Write the record of a run that began at ``started`` (monotonic seconds) and return its path."""
+    """Write the record of a run that began at ``started`` (monotonic seconds) and return its path.
+
+    ``suffix`` is added to its name.
+    """
     found = inspect(resolve(layout.model))
     config = AFDConfig()
     verdicts = outcome.comparison.verdicts
@@ -51,7 +55,7 @@ def write_record(
     ]
     record = Record(
         kind=kind,
-        name=_name(layout, dtype, outcome.transport),
+        name="-".join(filter(None, (_name(layout, dtype, outcome.transport), suffix))),
         date=now(),
         duration_s=round(time.monotonic() - started, 1),
         commits=commits(Path(__file__).resolve().parents[2]),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may import whom inside ``afd``, and what may be imported from outside.
 
-    L4  cli  plugin  doctor                                               doors
+    L4  cli  plugin  doctor  container                                    doors
     L3  attention.ascend  ffn.ascend                                      leaves
     L2  attention  ffn  models  graphs  rebind  launch                    may import vLLM
     L1  connectors  ubatch  device                                        torch, no vLLM
@@ -11,9 +11,9 @@
 
 Imports point down or stay on their level. ``agent`` is a process of its own: it may use L0 and the files of
 ``connectors.shm`` that need no torch; of L0 only ``testing.tiny`` imports it (the cache). ``attention`` and ``ffn``
-never import each other. ``testing`` sees L0 to L2 and is imported by ``cli.smoke`` and ``cli.qualify`` only;
-``testing.tiny``, which makes the built-in models, is plain L0 code that the agent and the CLI may use. An import
-inside a function or under ``TYPE_CHECKING`` counts too.
+never import each other. ``testing`` sees L0 to L2 and is imported by ``cli.smoke``, ``cli.qualify`` and
+``container.smoke`` only; ``testing.tiny``, which makes the built-in models, is plain L0 code that the agent and the CLI
+may use. An import inside a function or under ``TYPE_CHECKING`` counts too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAYERS = {
     "connectors": 1, "ubatch": 1, "device": 1,
     "attention": 2, "ffn": 2, "models": 2, "graphs": 2, "rebind": 2, "launch": 2,
     "attention.ascend": 3, "ffn.ascend": 3,
-    "cli": 4, "plugin": 4, "doctor": 4,
+    "cli": 4, "plugin": 4, "doctor": 4, "container": 4,
     "testing": 2, "testing.tiny": 0,
 }  # fmt: skip
 
@@ -51,7 +51,7 @@ OUTSIDE: dict[int, set[str]] = {
         "setproctitle",
     },  # the others are what vLLM itself brings
     3: {"torch_npu", "vllm_ascend"},
-    4: set(),
+    4: {"supervisor"},  # what keeps both roles of one container
 }
 # Files below L3 that speak to the Ascend device or its operators.
 ASCEND_LEAVES = (
@@ -65,7 +65,7 @@ ASCEND_LEAVES = (
 AGENT = "afd.agent"
 AGENT_MAY_IMPORT = ("afd.connectors.shm",)
 
-USERS_OF_TESTING = ("afd.cli.smoke", "afd.cli.qualify")
+USERS_OF_TESTING = ("afd.cli.smoke", "afd.cli.qualify", "afd.container.smoke")
 USERS_OF_TINY = ("afd.agent", "afd.cli", *USERS_OF_TESTING)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from afd.testing.compare import Comparison, compare_all
 from afd.testing.completions import Question, ask_all
+from afd.testing.damage import with_zeros
 from afd.testing.stack import Group
 from afd.testing.tiny import resolve_builtin
 from afd.topology import Role
-from tests.system.checkpoints import with_zeros
 from tests.system.conftest import MODEL, Groups, Natives, layout
 from tests.system.interview import Interview, Script, reasons, report, start, stop
 from tests.system.program import running

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from afd.testing.damage import with_zeros
 from afd.testing.stack import Layout
 from afd.testing.tiny import BUILTINS, build
-from tests.system.checkpoints import with_zeros
 from tests.system.conftest import VLLM_ARGS, Natives, layout
 from tests.system.interview import Script, report, short_script
 
