@@ -7,7 +7,7 @@
 """
 
 from afd.config.kinds import nearest, read_json
-from afd.config.resolve import RESERVED_ENV, Resolved, resolve, to_json, value_of
+from afd.config.resolve import CONTAINER_ENV, RESERVED_ENV, Resolved, resolve, to_json, value_of
 from afd.config.schema import (
     CAM_ASYNC,
     CAMP2P,
@@ -23,6 +23,7 @@ from afd.config.schema import (
 __all__ = [
     "CAMP2P",
     "CAM_ASYNC",
+    "CONTAINER_ENV",
     "EXTRA_OPTIONS",
     "RESERVED_ENV",
     "AFDConfig",

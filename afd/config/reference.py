@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from afd.config.resolve import RESERVED_ENV
+from afd.config.resolve import CONTAINER_ENV, RESERVED_ENV
 from afd.config.schema import EXTRA_OPTIONS, options
 
 _INTRODUCTION = """\
@@ -53,7 +53,8 @@ def render() -> str:
     """The page, as Markdown."""
     lines = [
         _INTRODUCTION.format(
-            reserved=f"; AFD uses {', '.join(f'`{name}`' for name in RESERVED_ENV)} and `AFD_RANK_*` itself"
+            reserved=f"; AFD uses {', '.join(f'`{name}`' for name in RESERVED_ENV)} and `AFD_RANK_*` itself, "
+            f"and the entry point of a container (containers.md) {', '.join(f'`{name}`' for name in CONTAINER_ENV)}"
         )
     ]
     lines += _table(["JSON key", "flag", "variable", "value", "default", "meaning"])

@@ -13,6 +13,7 @@ from afd.agent.share import DATA, TENSOR, size
 from afd.agent.vllm_arguments import VllmArguments
 from afd.cli import options, serve
 from afd.config import AFDConfig
+from afd.errors import ConfigError
 from afd.topology import Role
 
 
@@ -36,8 +37,11 @@ class Asked:
 
 def read(role: Role, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Asked:
     """The command line of ``role``. Raises ConfigError, and click's own errors (and its Exit, after --help)."""
-    words = [str(role), *argv]
-    ctx = serve.command.make_context("afd-entrypoint", list(words))
+    argv = list(argv)
+    ctx = serve.command.make_context("afd-entrypoint", [str(role), *argv])
+    model: str = ctx.params["model"]
+    if argv[:1] != [model] or model.startswith("-"):
+        raise ConfigError(f"MODEL comes first, before vLLM's and AFD's arguments; found {argv[0]}")
     given: tuple[str, ...] = ctx.params["vllm_args"]
     options.refuse_unknown(given)
     arguments = vllm_arguments.parse(given)
@@ -49,7 +53,7 @@ def read(role: Role, argv: Sequence[str], environment: Mapping[str, str] | None 
     )
     return Asked(
         role=role,
-        model=ctx.params["model"],
+        model=model,
         argv=tuple(argv),
         vllm=arguments,
         config=resolved.config,

@@ -103,10 +103,8 @@ def plan(argv: Sequence[str], environment: Mapping[str, str]) -> Pair:
         )
     attention = read(Role.ATTENTION, words, environment)
     shared = _without(words, attention, _ATTENTION_ONLY)
-    shared = [ffn_model or attention.model, *shared[1:]] if shared[:1] == [attention.model] else shared
+    shared = [ffn_model or attention.model, *shared[1:]]
     ffn = read(Role.FFN, [*shared, "--agent-port", str(attention.agent_port + 1)], environment)
-    if ffn_model and ffn.model != ffn_model:
-        raise ConfigError(f"{FFN_MODEL} {ffn_model}: MODEL must come first, right after single-node")
     ranks = {role: attention.config.topology.size(role) for role in Role}
     shares = devices.deal((Role.ATTENTION, Role.FFN), ranks, environment)
     return Pair(ffn, attention, shares, variables, hide)

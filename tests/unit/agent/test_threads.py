@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from afd.agent.threads import Calls, start_thread
+from afd.agent.threads import Calls, block_signals, start_thread, unblock_signals
 
 
 def test_a_thread_gets_no_signal_and_the_one_that_started_it_gets_them_as_before() -> None:
@@ -20,6 +20,20 @@ def test_a_thread_gets_no_signal_and_the_one_that_started_it_gets_them_as_before
     thread.join(10)
     assert found and {signal.SIGTERM, signal.SIGINT} <= found[0]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_signals_that_were_kept_back_arrive_when_they_are_let_through() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, _: heard.append(number))
+    try:
+        block_signals()
+        signal.raise_signal(signal.SIGHUP)
+        assert heard == []
+        unblock_signals()
+        assert heard == [signal.SIGHUP]
+    finally:
+        unblock_signals()
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_loop_ends_although_a_call_hangs() -> None:

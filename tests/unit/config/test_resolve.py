@@ -286,4 +286,9 @@ def test_every_option_has_a_unique_flag_variable_and_key() -> None:
 
 
 def test_no_variable_of_an_option_is_reserved() -> None:
-    assert not {option.env for option in options()} & set(config.RESERVED_ENV)
+    assert not {option.env for option in options()} & {*config.RESERVED_ENV, *config.CONTAINER_ENV}
+
+
+@pytest.mark.parametrize("name", config.CONTAINER_ENV)
+def test_a_variable_of_the_entry_point_is_no_unknown_setting(name: str) -> None:
+    assert resolve({}, {name: "1"}, {}).config == resolve({}, {}, {}).config
