@@ -31,6 +31,7 @@ KEY = "sk-of-a-test-that-nobody-may-read"
 IN_FLIGHT = Question("in flight", "Attention keeps the cache,", max_tokens=120, stream=True)
 
 Nodes = Callable[..., Node]
+Proofs = Callable[[str], tuple[list[Question], list[Answer]]]
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -76,11 +77,10 @@ def busy(node: Node, question: Question = STREAMED) -> Client:
 
 
 def test_requests_get_native_tokens_and_a_stop_finishes_what_is_in_flight(
-    nodes: Nodes, proofs: Callable[[str], tuple[list[Question], list[Answer]]]
+    nodes: Nodes, proofs: Proofs
 ) -> None:
-    questions, native = proofs("v2")
     node = ready(nodes(arguments=("--shutdown-timeout", "60")))
-    assert differences(node.api_url, questions, native) == []
+    assert differences(node.api_url, *proofs("v2")) == []
     health = [sys.executable, "-m", "afd.container.healthcheck", "--ready"]
     checked = subprocess.run(health, env=node.environment, capture_output=True, text=True, timeout=30)
     assert (checked.returncode, checked.stdout) == (0, "healthy: attention: ready, ffn: ready\n")
@@ -167,13 +167,13 @@ def test_what_only_a_role_can_refuse_ends_the_container_with_64_at_once(
     assert node.left() == ([], [])
 
 
-def test_the_supervisor_and_the_listener_may_be_killed_too(nodes: Nodes) -> None:
+def test_the_supervisor_and_the_listener_may_be_killed_too(nodes: Nodes, proofs: Proofs) -> None:
     node = ready(nodes())
     below = psutil.Process(node.process.pid).children(recursive=True)
     listener = next(process for process in below if "afd.container.watch" in process.cmdline())
     listener.kill()
     until(lambda: not listener.is_running(), 5, "the end of the listener")
-    assert differences(node.api_url, [], []) == []
+    assert differences(node.api_url, *proofs("v2")) == []
     supervisord = next(process for process in below if "supervisor.supervisord" in process.cmdline())
     node.observe()
     supervisord.kill()
@@ -194,14 +194,14 @@ def test_whole_lines_come_out_and_no_secret_is_among_them_or_in_any_file_or_comm
     assert node.stop() == 0
     text = node.text()
     assert KEY not in text
-    known = re.compile(
-        r"afd-entrypoint: |\d\d:\d\d:\d\d\.\d{3} afd (ffn|attention) |\((APIServer|EngineCore|A0|F0)\b|$"
-    )
+    ours = r"afd-entrypoint: |\d\d:\d\d:\d\d\.\d{3} afd (ffn|attention) "
+    theirs = r"\((APIServer|EngineCore|A0|F0)\b|Loading safetensors checkpoint shards: |$"
+    known = re.compile(f"{ours}|{theirs}")
     assert [line for line in text.splitlines() if not known.match(line)] == []
 
 
 @pytest.mark.isolated
-def test_as_pid_1_it_serves_stops_and_leaves_nothing(nodes: Nodes) -> None:
+def test_as_pid_1_it_serves_stops_and_leaves_nothing(nodes: Nodes, proofs: Proofs) -> None:
     """In a PID namespace and with a /dev/shm of its own; without the shared launcher, which is outside."""
     assert shutil.which("unshare"), "unshare is not installed"
     mount = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
@@ -221,8 +221,42 @@ def test_as_pid_1_it_serves_stops_and_leaves_nothing(nodes: Nodes) -> None:
     asyncio.run(node.ready(280))
     (first,) = psutil.Process(node.process.pid).children()
     assert psutil.Process(first.pid).children(), "nothing below PID 1"
-    assert differences(node.api_url, [], []) == []
+    assert differences(node.api_url, *proofs("v2")) == []
     node.observe()
     first.terminate()
+    assert node.wait(30) == 0, node.text()
+    assert node.left() == ([], [])
+
+
+@pytest.mark.isolated
+def test_a_user_that_nobody_knows_needs_only_a_temporary_directory(nodes: Nodes, proofs: Proofs) -> None:
+    """A read-only root with a tmpfs at /tmp, no home, no name; needs the real root to become somebody else."""
+    assert os.geteuid() == 0, "only root can become another user; leave it out with -m 'not isolated'"
+    mounts = " && ".join(
+        (
+            *(f"mount -t tmpfs -o mode=1777 tmpfs {place}" for place in ("/dev/shm", "/tmp")),
+            "mount -o remount,bind,ro /",
+            'exec setpriv --reuid 54321 --regid 54321 --clear-groups "$@"',
+        )
+    )
+    under = (
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "--kill-child",
+        "sh",
+        "-c",
+        mounts,
+        "sh",
+    )
+    environment = {"HOME": "/nonexistent", "AFD_CACHE_DIR": "", "TMPDIR": "/tmp", "AFD_RUN_DIR": ""}
+    node = nodes(launcher=None, under=under, environment=environment)
+    asyncio.run(node.ready(280))
+    below = psutil.Process(node.process.pid).children(recursive=True)
+    assert {process.uids().real for process in below[1:]} == {54321}
+    assert differences(node.api_url, *proofs("v2")) == []
+    below[0].terminate()
     assert node.wait(30) == 0, node.text()
     assert node.left() == ([], [])
