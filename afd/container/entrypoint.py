@@ -99,6 +99,8 @@ def _dispatch(argv: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _serve(role: Role | None) -> Mode:
     def serve(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+        if role is None and argv[:1] and argv[0] in tuple(map(str, Role)):  # as in `afd serve`
+            return _role(Role(argv[0]), argv[1:], environment)
         return _role(role, argv, environment)
 
     return serve

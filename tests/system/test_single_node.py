@@ -201,7 +201,9 @@ def test_whole_lines_come_out_and_no_secret_is_among_them_or_in_any_file_or_comm
 
 
 @pytest.mark.isolated
-def test_as_pid_1_it_serves_stops_and_leaves_nothing(nodes: Nodes, proofs: Proofs) -> None:
+def test_as_pid_1_it_serves_on_the_cores_of_each_role_stops_and_leaves_nothing(
+    nodes: Nodes, proofs: Proofs
+) -> None:
     """In a PID namespace and with a /dev/shm of its own; without the shared launcher, which is outside."""
     assert shutil.which("unshare"), "unshare is not installed"
     mount = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
@@ -217,10 +219,14 @@ def test_as_pid_1_it_serves_stops_and_leaves_nothing(nodes: Nodes, proofs: Proof
         mount,
         "sh",
     )
-    node = nodes(launcher=None, under=under)
+    first_core, second_core = sorted(os.sched_getaffinity(0))[:2]
+    cores = {"AFD_ATTENTION_DEVICES": str(first_core), "AFD_FFN_DEVICES": str(second_core)}
+    node = nodes(launcher=None, under=under, environment=cores)
     asyncio.run(node.ready(280))
     (first,) = psutil.Process(node.process.pid).children()
-    assert psutil.Process(first.pid).children(), "nothing below PID 1"
+    for role, core in (("attention", first_core), ("ffn", second_core)):
+        tree = [agent(node, role), *agent(node, role).children(recursive=True)]
+        assert len(tree) > 2 and {tuple(process.cpu_affinity()) for process in tree} == {(core,)}
     assert differences(node.api_url, *proofs("v2")) == []
     node.observe()
     first.terminate()
@@ -232,9 +238,19 @@ def test_as_pid_1_it_serves_stops_and_leaves_nothing(nodes: Nodes, proofs: Proof
 def test_a_user_that_nobody_knows_needs_only_a_temporary_directory(nodes: Nodes, proofs: Proofs) -> None:
     """A read-only root with a tmpfs at /tmp, no home, no name; needs the real root to become somebody else."""
     assert os.geteuid() == 0, "only root can become another user; leave it out with -m 'not isolated'"
+    place = Path(sys.base_prefix)
+    closed = [path for path in reversed(place.parents) if not path.stat().st_mode & 0o001]
+    shown = (  # an interpreter in the home of root is for root only: show it alone
+        "mkdir /tmp/python",
+        f"mount --bind {place} /tmp/python",
+        f"mount -t tmpfs -o mode=755 tmpfs {next(iter(closed), place)}",
+        f"mkdir -p {place}",
+        f"mount --bind /tmp/python {place}",
+    )
     mounts = " && ".join(
         (
             *(f"mount -t tmpfs -o mode=1777 tmpfs {place}" for place in ("/dev/shm", "/tmp")),
+            *(shown if closed else ()),
             "mount -o remount,bind,ro /",
             'exec setpriv --reuid 54321 --regid 54321 --clear-groups "$@"',
         )
