@@ -14,10 +14,11 @@ read_set_env() {
   fi
 }
 
-read_set_env /usr/local/Ascend/ascend-toolkit/set_env.sh
-if [ -n "${ASCEND_HOME_PATH:-}" ]; then
-  read_set_env "${ASCEND_HOME_PATH}/share/info/ascendnpu-ir/bin/set_env.sh"
-fi
-read_set_env /usr/local/Ascend/nnal/atb/set_env.sh "--cxx_abi=${ATB_CXX_ABI:-1}"
+cann="${ASCEND_HOME_PATH:-/usr/local/Ascend/ascend-toolkit/latest}"
+root="${ASCEND_HOME_PATH:+${ASCEND_HOME_PATH%/*}}"
+root="${root:-/usr/local/Ascend}"
+read_set_env "${root}/ascend-toolkit/set_env.sh"
+read_set_env "${cann}/share/info/ascendnpu-ir/bin/set_env.sh"
+read_set_env "${root}/nnal/atb/set_env.sh" "--cxx_abi=${ATB_CXX_ABI:-1}"
 
 exec afd-entrypoint "$@"

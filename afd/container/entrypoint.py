@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``afd-entrypoint``: the first process of a container.
 
-A role and single-node run as a child of this process, which stays; everything else takes its place.
+Roles, single-node, smoke and doctor run as a child of this process, which stays; any other command takes its place.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from afd.cli.version import afd_version
 from afd.config import nearest, options
 from afd.container import devices, pod, surroundings
 from afd.container.asked import Asked, read
+from afd.container.devices import Share
 from afd.container.init import Child, as_exit_code, hold_signals
 from afd.container.run_files import RunFiles
 from afd.errors import AFDError, ConfigError
@@ -106,25 +108,41 @@ def _serve(role: Role | None) -> Mode:
     return serve
 
 
-def _role(role: Role | None, argv: Sequence[str], environment: Mapping[str, str]) -> int:
-    """One role, as a child."""
-    guess = role or (
-        Role(environment["AFD_ROLE"]) if environment.get("AFD_ROLE") in ("attention", "ffn") else None
-    )
+@dataclass(frozen=True)
+class Planned:
+    """One role of this container: ``given`` is what the user wrote, ``asked`` that with what the pod adds."""
+
+    given: Asked
+    asked: Asked
+    share: Share
+
+
+def plan(role: Role | None, argv: Sequence[str], environment: Mapping[str, str], hostname: str) -> Planned:
+    """What to run as ``role``, None when the pod has to say. Raises ConfigError, and click's errors and Exit."""
+    named = environment.get("AFD_ROLE", "")
+    guess = role or (Role(named) if named in tuple(map(str, Role)) else Role.ATTENTION)
     bare = {name: value for name, value in environment.items() if name != "AFD_ROLE"}
-    first = read(guess or Role.ATTENTION, argv, bare)
-    place = pod.find(role, environment, socket.gethostname(), first.config.topology)
-    words = [*argv, *pod.arguments_of(place, first.vllm)]
-    if place.rendezvous and first.origins["host"] == "default":
+    given = read(guess, argv, bare)
+    place = pod.find(role, environment, hostname, given.config.topology)
+    words = [*argv, *pod.arguments_of(place, given.vllm)]
+    if place.rendezvous and given.origins["host"] == "default":
         words += [next(option.flag for option in options() if option.path == "host"), place.rendezvous]
     asked = read(place.role, words, environment)
     share = devices.deal([place.role], {place.role: _ranks(asked)}, environment)[place.role]
+    return Planned(given, asked, share)
+
+
+def _role(role: Role | None, argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """One role, as a child."""
+    planned = plan(role, argv, environment, socket.gethostname())
+    _leave_no_secret_on_the_command_line(planned.given, environment)
+    asked, share = planned.asked, planned.share
     files = RunFiles(environment)
     memory = surroundings.SharedMemory()
     try:
         _say_cleared(memory.claim())
-        files.agents({str(place.role): asked.agent_port})
-        command = [sys.executable, "-m", "afd.cli.main", "serve", str(place.role), *words]
+        files.agents({str(asked.role): asked.agent_port})
+        command = [sys.executable, "-m", "afd.cli.main", "serve", str(asked.role), *asked.argv]
         return as_exit_code(
             Child(command, {**environment, **share.variables}, affinity=share.affinity).wait()
         )
@@ -143,20 +161,36 @@ def _ranks(asked: Asked) -> int:
 def _single_node(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     from afd.container import single_node
 
+    pair = single_node.plan(argv, environment)
+    _leave_no_secret_on_the_command_line(pair.given, environment)
     memory = surroundings.SharedMemory()
     try:
         _say_cleared(memory.claim())
-        return single_node.run(argv, environment)
+        return single_node.run(pair, environment)
     finally:
         memory.close()
 
 
+def _leave_no_secret_on_the_command_line(given: Asked, environment: Mapping[str, str]) -> None:
+    """Run this program again, as the same process, with keys and tokens in the environment: everybody can read a command
+    line. Signals that wait go on waiting."""
+    command, variables = secrets.command_line_without(sys.orig_argv, given.vllm)
+    if command != sys.orig_argv:
+        sys.stdout.flush()
+        os.execve(sys.executable, command, {**environment, **variables})
+
+
 def _smoke(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-    return _become([sys.executable, "-m", "afd.container.smoke", *argv], environment)
+    return _below([sys.executable, "-m", "afd.container.smoke", *argv], environment)
 
 
 def _doctor(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-    return _become([sys.executable, "-m", "afd.cli.main", "doctor", *argv], environment)
+    return _below([sys.executable, "-m", "afd.cli.main", "doctor", *argv], environment)
+
+
+def _below(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """A program of ours as a child: one that does not wait for signals to be let through."""
+    return as_exit_code(Child(command, environment, blocked=()).wait())
 
 
 def _version(argv: Sequence[str], environment: Mapping[str, str]) -> int:

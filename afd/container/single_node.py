@@ -54,8 +54,10 @@ _ATTENTION_ONLY = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Both roles of one container. ``variables`` are secrets that were taken off the command line."""
+    """Both roles of one container. ``given`` is what the user wrote; ``variables`` are the secrets of it, which are not
+    among the arguments of the roles."""
 
+    given: Asked
     ffn: Asked
     attention: Asked
     shares: Mapping[Role, Share]
@@ -107,12 +109,11 @@ def plan(argv: Sequence[str], environment: Mapping[str, str]) -> Pair:
     ffn = read(Role.FFN, [*shared, "--agent-port", str(attention.agent_port + 1)], environment)
     ranks = {role: attention.config.topology.size(role) for role in Role}
     shares = devices.deal((Role.ATTENTION, Role.FFN), ranks, environment)
-    return Pair(ffn, attention, shares, variables, hide)
+    return Pair(asked, ffn, attention, shares, variables, hide)
 
 
-def run(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+def run(pair: Pair, environment: Mapping[str, str]) -> int:
     """Run both roles to their end and return the container's exit code. Raises ConfigError before anything runs."""
-    pair = plan(argv, environment)
     files = RunFiles(environment)
     try:
         return _run(pair, files, {**environment, **pair.variables})

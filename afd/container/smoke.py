@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -163,6 +164,7 @@ def _named(variable: str) -> Path | None:
 def main() -> int:
     """``python -m afd.container.smoke``."""
     spell()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended in order
     try:
         code: int = command.main(prog_name="afd-entrypoint smoke", standalone_mode=False) or 0
         return code

@@ -14,7 +14,7 @@ from afd.container.watch import GROUP, ROLES
 from afd.errors import ConfigError
 
 SOCKET, LOG, CONF = "supervisor.sock", "supervisord.log", "supervisord.conf"
-KILL_S = 4
+KILL_S = 3
 """How long a role may take to end when its container ends anyway: there is nothing left to finish then."""
 
 _HEAD = """\

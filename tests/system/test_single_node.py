@@ -189,8 +189,9 @@ def test_whole_lines_come_out_and_no_secret_is_among_them_or_in_any_file_or_comm
     files = [path for path in node.run_directory.iterdir() if path.is_file()]
     assert {"supervisord.conf", "ffn.json", "attention.json"} <= {path.name for path in files}
     assert [path.name for path in files if KEY in path.read_text(errors="replace")] == []
-    below = psutil.Process(node.process.pid).children(recursive=True)
-    assert [title(process) for process in below if KEY in " ".join(process.cmdline())] == []
+    entry = psutil.Process(node.process.pid)
+    everybody = [entry, *entry.children(recursive=True)]
+    assert [title(process) for process in everybody if KEY in " ".join(process.cmdline())] == []
     assert node.stop() == 0
     text = node.text()
     assert KEY not in text
