@@ -172,8 +172,8 @@ def _single_node(argv: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _leave_no_secret_on_the_command_line(given: Asked, environment: Mapping[str, str]) -> None:
-    """Run this program again, as the same process, with keys and tokens in the environment: everybody can read a command
-    line. Signals that wait go on waiting."""
+    """Run this program again, as the same process, with keys and tokens in the environment: everybody can read command
+    lines. Signals that wait go on waiting."""
     command, variables = secrets.command_line_without(sys.orig_argv, given.vllm)
     if command != sys.orig_argv:
         sys.stdout.flush()

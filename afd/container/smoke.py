@@ -20,6 +20,7 @@ from pathlib import Path
 
 import click
 
+from afd.agent.launch_protocol import LAUNCHER_VARIABLE
 from afd.agent.model_files import resolve
 from afd.cli.plain import spell
 from afd.errors import AFDError, ConfigError, ResourceError
@@ -131,7 +132,8 @@ def _ask(golden: Golden, layout: Layout, control: str, directory: Path, outcome:
             raise ConfigError(f"{layout.model} has no weights {ZEROED}; there is no such control for it")
         arguments = ("--ffn-model", str(damaged))
     say(f"starting single-node {layout.model}")
-    with Node(layout, directory / "node", arguments=arguments) as node:
+    launcher = os.environ.get(LAUNCHER_VARIABLE)
+    with Node(layout, directory / "node", launcher=launcher, arguments=arguments) as node:
         try:
             asyncio.run(_compare(node, golden, native, outcome, say))
         except AFDError:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -112,11 +113,11 @@ def digest_of_weights(model: str) -> str:
     return _digest(*(path.read_bytes() for path in files))
 
 
-def make(chosen: Layout) -> Golden:
-    """Start native vLLM, ask it everything, end it. Raises AFDError."""
+def make(chosen: Layout, launcher: str | None = None) -> Golden:
+    """Start native vLLM, forked from ``launcher`` or one of its own, ask it everything, end it. Raises AFDError."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="afd-golden-") as directory:
-        answers = asyncio.run(_ask(chosen, Path(directory)))
+        answers = asyncio.run(_ask(chosen, Path(directory), launcher))
     return Golden(
         model=chosen.model,
         weights=digest_of_weights(chosen.model),
@@ -129,18 +130,19 @@ def make(chosen: Layout) -> Golden:
     )
 
 
-async def _ask(chosen: Layout, directory: Path) -> Sequence[Answer]:
-    launcher = SharedLauncher(directory, chosen.runner)
-    try:
-        launcher.wait()
-        reference = await Reference.start(chosen, directory, launcher.path)
+async def _ask(chosen: Layout, directory: Path, launcher: str | None) -> Sequence[Answer]:
+    with ExitStack() as scope:
+        if launcher is None:
+            own = SharedLauncher(directory, chosen.runner)
+            scope.callback(own.close)
+            own.wait()
+            launcher = own.path
+        reference = await Reference.start(chosen, directory, launcher)
         try:
             await reference.ready(180)
             return await ask_everything(reference.url, chosen.served, together=False)
         finally:
             await reference.close()
-    finally:
-        launcher.close()
 
 
 def _kept(answer: Answer) -> GoldenAnswer:
