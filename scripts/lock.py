@@ -41,7 +41,6 @@ def inputs(pinned: pins.Pins) -> dict[str, str]:
     """File name -> text of the resolver's inputs."""
     cpu = pinned.platforms["cpu"]
     direct = [f"{cpu.distribution}=={pinned.vllm_version}", f"torch=={cpu.torch}", f"uv=={pinned.uv}"]
-    direct.append(f"supervisor=={pinned.supervisor}")
     # vLLM's CPU build asks for torch with a local version that only upstream's own index has; the plain version
     # of the same release works. An excluded package keeps a line in the lock, with a marker that is never true.
     override = [f"torch=={cpu.torch}", *map(_never, cpu.excluded)]
