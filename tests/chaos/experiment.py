@@ -24,7 +24,7 @@ from tests.chaos.scene import PhaseMissedError, Scene, body, said, usage
 from tests.chaos.stand import READY_S, Stand
 from tests.chaos.traffic import DECODE, PROOFS, SERVED, Traffic
 
-ATTEMPTS = 3
+ATTEMPTS = 6
 """How often a deed may come too late, or a group not get to the phase."""
 CLIENT_S = 3.0
 """How long a request may stay open when the group has ended, or when all that it waits for has been computed."""

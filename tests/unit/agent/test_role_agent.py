@@ -208,7 +208,7 @@ def test_either_role_may_come_first_and_says_whom_it_waits_for(roles: Roles, fir
             "attention",
             "api_server_whose_engine_is_killed_early",
             {"ffn": 70, "attention": 71},
-            "A0: a process forked from afd::API server (process ",
+            ") was killed by SIGKILL",
         ),
         ("attention", "no_such_function", {"ffn": 70, "attention": 71}, "KeyError: 'no_such_function'"),
     ],
