@@ -16,7 +16,7 @@ from afd.testing.records import now
 from afd.testing.stack import Group
 from afd.topology import Role
 from tests.chaos import faults
-from tests.chaos.cells import Cell, Fault, Phase, Target
+from tests.chaos.cells import Cell, Fault, Phase
 from tests.chaos.expected import END_S, KILLED, Expected, expected
 from tests.chaos.faults import Deed
 from tests.chaos.results import SECONDS, Result, public
@@ -127,13 +127,7 @@ class Trial:
                 assert scene.victim is not None
                 deed = (faults.kill if cell.fault is Fault.KILL else faults.stop)(scene.victim)
             case Fault.CLOSE:
-                assert scene.victim is not None
-                peers = (Target.ATTENTION_AGENT, Target.FFN_AGENT)
-                if cell.target.is_rank:
-                    peers = (Target.A0, Target.A1) if cell.target.role is Role.FFN else (Target.F0, Target.F1)
-                there = [scene.find(scene.traces.processes, peer) for peer in peers]
-                others = [found for found in there if found is not None and found != scene.victim]
-                deed = faults.close(scene.victim, faults.between(scene.victim, others))
+                deed = (scene.connections or scene.connections_to_peers()).shut()
             case Fault.CUT:
                 assert scene.stand.room is not None, "the network is cut in namespaces only"
                 deed = faults.cut(scene.stand.room, scene.group.ports["rendezvous"])

@@ -97,21 +97,40 @@ def fill() -> Deed:
     return deed.prove(lambda: free_shared_memory() == 0, "no byte is free in /dev/shm")
 
 
-def close(process: psutil.Process, wanted: set[Connection]) -> Deed:
-    """Shut down connections of a process, of which it knows nothing."""
-    found = {
-        (connection.laddr.port, connection.raddr.port): connection.fd for connection in established(process)
-    }
-    if not wanted or not wanted <= found.keys():
-        raise NoEffectError(f"it has no connections {sorted(wanted)}, only {sorted(found)}")
-    sockets = [_duplicate(process.pid, found[ports]) for ports in sorted(wanted)]
-    deed = Deed.now()
-    for each in sockets:
-        each.shutdown(socket.SHUT_RDWR)
-        each.close()
-    return deed.prove(
-        lambda: not wanted & connections(process), f"{len(wanted)} connections are not established any more"
-    )
+@dataclass
+class Connections:
+    """TCP connections of a process, which can be shut down from outside, at once."""
+
+    process: psutil.Process
+    ports: set[Connection]
+    sockets: list[socket.socket]
+
+    @classmethod
+    def of(cls, process: psutil.Process, others: Iterable[psutil.Process]) -> Connections:
+        """Those to ``others``, which are the same sockets that the process has. Raises NoEffectError unless it has one
+        to each of them."""
+        found = {(one.laddr.port, one.raddr.port): one.fd for one in established(process)}
+        each = [{(near, end) for near, end in found if (end, near) in connections(other)} for other in others]
+        if not each or not all(each):
+            raise NoEffectError(f"it has connections {sorted(found)}, and not one to each of the others")
+        ports = set().union(*each)
+        return cls(process, ports, [_duplicate(process.pid, found[pair]) for pair in sorted(ports)])
+
+    def shut(self) -> Deed:
+        """Shut them down. The process knows nothing of it."""
+        deed = Deed.now()
+        for each in self.sockets:
+            each.shutdown(socket.SHUT_RDWR)
+        self.release()
+        return deed.prove(
+            lambda: not self.ports & connections(self.process),
+            f"{len(self.ports)} connections are not established any more",
+        )
+
+    def release(self) -> None:
+        """Let go of the sockets."""
+        for each in self.sockets:
+            each.close()
 
 
 def established(process: psutil.Process) -> list[Any]:
@@ -126,12 +145,6 @@ def established(process: psutil.Process) -> list[Any]:
 def connections(process: psutil.Process) -> set[Connection]:
     """Its TCP connections, by their ports."""
     return {(one.laddr.port, one.raddr.port) for one in established(process)}
-
-
-def between(process: psutil.Process, others: Iterable[psutil.Process]) -> set[Connection]:
-    """The connections of ``process`` whose other end belongs to one of ``others``."""
-    far = set().union(*map(connections, others))
-    return {(near, end) for near, end in connections(process) if (end, near) in far}
 
 
 def _duplicate(pid: int, descriptor: int) -> socket.socket:

@@ -23,8 +23,8 @@ import psutil
 from afd.errors import RoleFailedError
 from afd.testing.stack import Group, status
 from afd.topology import Role
-from tests.chaos.cells import Cell, Phase, Target
-from tests.chaos.faults import Deed
+from tests.chaos.cells import Cell, Fault, Phase, Target
+from tests.chaos.faults import Connections, Deed, NoEffectError
 from tests.chaos.saying import Said
 from tests.chaos.stand import READY_S, Stand
 from tests.chaos.traffic import DECODE, PREFILL, Traffic
@@ -100,6 +100,8 @@ class Scene:
     group: Group
     traffic: Traffic | None = None
     victim: psutil.Process | None = None
+    connections: Connections | None = None
+    """Those that are to be shut down, when they were looked up before the phase."""
     traces: Traces = field(default_factory=lambda: Traces({}, {}, set()))
     epoch: str = ""
     resources: dict[Role, tuple[int, int]] = field(default_factory=dict)
@@ -129,7 +131,9 @@ class Scene:
             case Phase.WARMUP:
                 self.stand.start(group)
                 until(self._populated, READY_S, f"the processes, with {cell.target}", group)
-                self._note()  # it takes longer than some warm-ups
+                self._note()  # it takes longer than some warm-ups, and so does looking at connections
+                if cell.fault is Fault.CLOSE:
+                    until(self._connected, READY_S, "the connections", group)
                 until(lambda: said(group, Role.ATTENTION).state("warming"), READY_S, "the warm-up", group)
                 return
             case Phase.PREFILL:
@@ -198,6 +202,21 @@ class Scene:
         ranks = (Target.A0, Target.A1)[: self.cell.topology.num_attention]
         here = {"API server", "rank F0"} <= found.keys() and all(self.find(found, rank) for rank in ranks)
         return here and (target.role is None or self.find(found, target) is not None)
+
+    def _connected(self) -> bool:
+        with suppress(NoEffectError):
+            self.connections = self.connections_to_peers()
+        return self.connections is not None
+
+    def connections_to_peers(self) -> Connections:
+        """Those of the victim to the other role. Raises NoEffectError when there are none."""
+        target, victim = self.cell.target, self.victim
+        assert victim is not None
+        peers = (Target.ATTENTION_AGENT, Target.FFN_AGENT)
+        if target.is_rank:
+            peers = (Target.A0, Target.A1) if target.role is Role.FFN else (Target.F0, Target.F1)
+        there = [self.find(self.traces.processes, peer) for peer in peers]
+        return Connections.of(victim, [found for found in there if found is not None and found != victim])
 
     def _note(self) -> None:
         """Who is there now, and what they use."""

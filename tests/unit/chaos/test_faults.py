@@ -14,7 +14,7 @@ import pytest
 
 from afd.agent.leftovers import runs
 from tests.chaos import faults
-from tests.chaos.faults import NoEffectError
+from tests.chaos.faults import Connections, NoEffectError
 from tests.chaos.scene import usage
 
 PROGRAM = """
@@ -63,9 +63,9 @@ def test_a_connection_is_closed_under_a_process_that_knows_nothing_of_it(
 ) -> None:
     peer, _ = listener.accept()
     with peer:
-        wanted = faults.between(victim, [psutil.Process()])
-        assert wanted == {(peer.getpeername()[1], peer.getsockname()[1])}
-        deed = faults.close(victim, wanted)
+        found = Connections.of(victim, [psutil.Process()])
+        assert found.ports == {(peer.getpeername()[1], peer.getsockname()[1])}
+        deed = found.shut()
         peer.settimeout(5)
         assert peer.recv(1) == b""
         assert deed.proof == "1 connections are not established any more"
@@ -73,10 +73,10 @@ def test_a_connection_is_closed_under_a_process_that_knows_nothing_of_it(
 
 
 def test_a_connection_that_is_not_there_is_no_fault(victim: psutil.Process) -> None:
-    with pytest.raises(NoEffectError, match="it has no connections"):
-        faults.close(victim, {(1, 2)})
-    with pytest.raises(NoEffectError, match="it has no connections"):
-        faults.close(victim, set())
+    """Not even when there is one to another process."""
+    for others in ([], [victim], [psutil.Process(), victim]):
+        with pytest.raises(NoEffectError, match="not one to each of the others"):
+            Connections.of(victim, others)
 
 
 def test_a_deed_without_effect_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
