@@ -10,7 +10,6 @@ deal out all cores themselves.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from afd.agent import cores
 from afd.agent.cores import Cores
 from afd.errors import ConfigError
+from afd.number_list import parse, spell
 from afd.topology import Role, Topology
 
 VARIABLES = {Role.ATTENTION: "AFD_ATTENTION_DEVICES", Role.FFN: "AFD_FFN_DEVICES"}
@@ -25,7 +25,6 @@ VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 BIND, THREADS = "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"
 TOOLKIT = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
 """Set by images with CANN, by nothing else."""
-_PART = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 
 
 @dataclass(frozen=True)
@@ -71,26 +70,14 @@ def deal(
 
 def read(name: str, text: str) -> tuple[int, ...]:
     """The numbers of a list such as "0-3,8", ascending. Raises ConfigError naming the variable ``name``."""
-    found: list[int] = []
-    for part in filter(None, (word.strip() for word in text.split(","))):
-        match = _PART.fullmatch(part)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            raise ConfigError(f"env {name}: {part!r} in {text!r} is no number and no range such as 0-3")
-        found += range(first, last + 1)
-    twice = sorted({number for number in found if found.count(number) > 1})
-    if twice:
-        raise ConfigError(f"env {name}: {spell(twice)} twice in {text!r}")
-    if text.strip() and not found:
+    if text.strip() and not text.strip(" ,"):
         raise ConfigError(
             f"env {name}: {text!r} names no device; leave it unset, or give a list such as 0-3,8"
         )
-    return tuple(sorted(found))
-
-
-def spell(numbers: Iterable[int]) -> str:
-    """ "0,1,2"."""
-    return ",".join(map(str, numbers))
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"env {name}: {error}") from None
 
 
 def _ascend(

@@ -40,6 +40,7 @@ from afd.container.run_files import RunFiles
 from afd.container.verdict import Verdict, judge
 from afd.container.watch import GROUP, STOPPING, read_ends
 from afd.errors import ConfigError, UnsupportedError
+from afd.number_list import spell
 from afd.topology import Role
 
 FFN_MODEL = "--ffn-model"
@@ -72,7 +73,7 @@ class Pair:
     def __str__(self) -> str:
         def cores(role: Role) -> str:
             share = self.shares[role]
-            where = share.variables.get(devices.VISIBLE) or devices.spell(share.affinity)
+            where = share.variables.get(devices.VISIBLE) or spell(share.affinity)
             return f" on {where}" if where else ""
 
         return (

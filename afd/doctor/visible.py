@@ -7,35 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from afd.doctor.check import Check, Finding, Group, Need, check, fail, ok, warn
 from afd.doctor.image import VLLM_ASCEND
 from afd.doctor.subject import Subject
+from afd.number_list import parse, spell
 
 _HOST, _CONTAINER = "ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"
 _RUNTIME = "ASCEND_DOCKER_RUNTIME"
 _ATTENTION, _FFN = "AFD_ATTENTION_DEVICES", "AFD_FFN_DEVICES"
-
-
-def numbers(text: str) -> list[int]:
-    """Of "0,2-4" the list [0, 2, 3, 4]. Raises ValueError for anything else, and for a number that comes twice."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None:
-            raise ValueError(f"{part.strip()!r} is no number or range")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise ValueError(f"{part.strip()!r} goes down")
-        found += range(first, last + 1)
-    twice = sorted({number for number in found if found.count(number) > 1})
-    if twice:
-        raise ValueError(f"{twice[0]} comes twice")
-    return found
-
-
-def listed(values: list[int]) -> str:
-    return ",".join(map(str, values))
 
 
 @check(
@@ -58,10 +39,10 @@ def visible_devices(subject: Subject) -> Finding:
     count = len(subject.cards())
     host, inside = subject.env.get(_HOST), subject.env.get(_CONTAINER)
     told = f"{count} card(s), {_HOST} {host or 'not set'}, {_CONTAINER} {inside or 'not set'}"
-    every = listed(list(range(count)))
+    every = spell(list(range(count)))
     if host and host not in ("void", "all") and re.fullmatch(r"[\d,\s-]+", host):
         try:
-            asked = len(numbers(host))
+            asked = len(parse(host))
         except ValueError as error:
             return fail(
                 f"{_HOST}: {error}", f"write numbers and ranges, such as docker run --env {_HOST}={every}"
@@ -77,14 +58,14 @@ def visible_devices(subject: Subject) -> Finding:
     if not inside:
         return ok(told)
     try:
-        chosen = numbers(inside)
+        chosen = parse(inside)
     except ValueError as error:
         return fail(f"{_CONTAINER}: {error}", f"use: docker run --env {_CONTAINER}={every}")
     beyond = [number for number in chosen if number >= count]
     if beyond:
         mixed = f"; it has the numbers of {_HOST}, which count on the host" if inside == host else ""
         remedy = f"unset it (unset {_CONTAINER}), or count from 0"
-        return fail(f"{told}: there is no {listed(beyond)} in this container{mixed}", remedy)
+        return fail(f"{told}: there is no {spell(beyond)} in this container{mixed}", remedy)
     if subject.soc == "a5" and subject.env.get(_RUNTIME) and len(chosen) < count:
         return warn(f"{told}: on A5 the runtime has chosen already", f"unset {_CONTAINER}")
     return ok(told)
@@ -105,7 +86,7 @@ def role_devices(subject: Subject) -> Finding:
         return ok("neither is set")
     there = _there(subject)
     half = max(1, len(there) // 2)
-    remedy = f"use: docker run --env {_ATTENTION}={listed(there[:half])} --env {_FFN}={listed(there[half:])}"
+    remedy = f"use: docker run --env {_ATTENTION}={spell(there[:half])} --env {_FFN}={spell(there[half:])}"
     if len(there) < 2:
         remedy = f"give the container two devices, or unset both: unset {_ATTENTION}; unset {_FFN}"
     for name, text in given.items():
@@ -113,33 +94,33 @@ def role_devices(subject: Subject) -> Finding:
             return warn(
                 f"{name} is not set, and the other one is; that is for a container with one role", remedy
             )
-    chosen: dict[str, list[int]] = {}
+    chosen: dict[str, tuple[int, ...]] = {}
     for name, text in given.items():
         try:
-            chosen[name] = numbers(text)
+            chosen[name] = parse(text)
         except ValueError as error:
             return fail(f"{name}: {error}", remedy)
     both = sorted(set(chosen[_ATTENTION]) & set(chosen[_FFN]))
     told = ", ".join(f"{name}={text}" for name, text in given.items())
     if both:
-        return fail(f"{told}: {listed(both)} belong to both roles", remedy)
+        return fail(f"{told}: {spell(both)} belong to both roles", remedy)
     absent = sorted({number for values in chosen.values() for number in values} - set(there))
     if absent:
-        return fail(f"{told}: there is no {listed(absent)}, only {listed(there) or 'none'}", remedy)
+        return fail(f"{told}: there is no {spell(absent)}, only {spell(there) or 'none'}", remedy)
     return ok(told)
 
 
-def _there(subject: Subject) -> list[int]:
+def _there(subject: Subject) -> Sequence[int]:
     """The numbers that can be dealt out: of devices inside the container, on CPU of cores."""
     if subject.soc != "cpu":
         visible = subject.env.get(_CONTAINER)
-        return numbers(visible) if visible else list(range(len(subject.cards())))
+        return parse(visible) if visible else list(range(len(subject.cards())))
     if subject.running:
         return sorted(os.sched_getaffinity(0))
     text = subject.text("/sys/fs/cgroup/cpuset.cpus.effective") or subject.text(
         "/sys/devices/system/cpu/online"
     )
-    return numbers(text.strip()) if text else list(range(os.cpu_count() or 1))
+    return parse(text.strip()) if text else list(range(os.cpu_count() or 1))
 
 
 CHECKS: tuple[Check, ...] = (visible_devices, role_devices)

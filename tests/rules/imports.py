@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from tests.rules.sources import Source
 
 LAYERS = {
-    "errors": 0, "config": 0, "topology": 0, "pins": 0, "families": 0, "cache": 0, "toml_data": 0, "support": 0,
+    "errors": 0, "config": 0, "topology": 0, "pins": 0, "families": 0, "cache": 0, "toml_data": 0,
+    "number_list": 0, "support": 0,
     "control": 0, "plan": 0, "observe": 0, "agent": 0, "images": 0,
     "connectors": 1, "ubatch": 1, "device": 1,
     "attention": 2, "ffn": 2, "models": 2, "graphs": 2, "rebind": 2, "launch": 2,

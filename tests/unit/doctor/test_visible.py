@@ -12,17 +12,6 @@ from afd.doctor.check import FAIL, OK, WARN
 from tests.unit.doctor.roots import Root
 
 
-@pytest.mark.parametrize(("text", "found"), [("0", [0]), ("0,2-4", [0, 2, 3, 4]), (" 7 , 5 ", [7, 5])])
-def test_numbers_and_ranges_are_read(text: str, found: list[int]) -> None:
-    assert visible.numbers(text) == found
-
-
-@pytest.mark.parametrize("text", ["", "a", "0,", "3-1", "0-", "-1", "0,1,0-2"])
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no number|down|twice"):
-        visible.numbers(text)
-
-
 @pytest.mark.parametrize(
     ("env", "status"),
     [
