@@ -62,11 +62,12 @@ class Commands:
         command = self._control.command(name)
         self._asked[command] = future
         try:
-            outcomes = await asyncio.wait_for(future, DO_S + 2 * AGREE_S)
-        except asyncio.TimeoutError:
-            return Reply(504, {"error": "too late", "reason": f"not all roles have answered to {name!r}"})
+            await asyncio.wait({future}, timeout=DO_S + 2 * AGREE_S)  # wait_for may lose a cancellation
         finally:
             self._asked.pop(command, None)
+        if not future.done():
+            return Reply(504, {"error": "too late", "reason": f"not all roles have answered to {name!r}"})
+        outcomes = future.result()
         ranks = {str(rank): outcome["text"] for rank, outcome in outcomes.items()}
         failed = [str(rank) for rank, outcome in outcomes.items() if not outcome["done"]]
         if failed:

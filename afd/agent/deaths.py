@@ -60,6 +60,8 @@ class _Watched:
     name: str
     parent: int
     lasting: bool
+    own: bool
+    """Whether the name is its own. One with its parent's name may be a helper, which ends as it likes."""
 
 
 class Deaths:
@@ -75,29 +77,39 @@ class Deaths:
     def watch(self, process: psutil.Process, name: str, parent: int) -> None:
         """Hear of the end of ``process``, a child of ``parent``. Called again, it takes over the name."""
         if name.startswith(_OURS):
-            self._watch(process, name, parent)
+            above = self._watched.get(parent)
+            self._watch(process, name, parent, own=above is None or _title(name) != _title(above.name))
 
-    def _watch(self, process: psutil.Process, name: str, parent: int) -> None:
-        if self._closed:
+    def _watch(self, process: psutil.Process, name: str, parent: int, own: bool) -> None:
+        if self._closed or (process not in self._descriptors and not self._hear(process)):
             return
-        if process not in self._descriptors:
-            try:
-                descriptor = os.pidfd_open(process.pid)
-            except OSError:  # gone already, or a sandbox that has no such call: less is known then
-                return
-            if not process.is_running():  # somebody else has its number now
-                os.close(descriptor)
-                return
-            self._descriptors[process] = descriptor
-            asyncio.get_running_loop().add_reader(descriptor, self._on_end, process)
         before = self._watched.get(process.pid)
         lasting = before is not None and (before.process, before.name) == (process, name)
-        self._watched[process.pid] = _Watched(process, name, parent, lasting)
+        self._watched[process.pid] = _Watched(process, name, parent, lasting, own)
+
+    def _hear(self, process: psutil.Process) -> bool:
+        """Hear of the end of ``process``, unless there is no such call here; False when it is gone already."""
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            return False
+        except (
+            OSError,
+            AttributeError,
+        ):  # a sandbox or a Python without it: who is whose child is known all the same
+            return process.is_running()
+        if not process.is_running():  # somebody else has its number now
+            os.close(descriptor)
+            return False
+        self._descriptors[process] = descriptor
+        asyncio.get_running_loop().add_reader(descriptor, self._on_end, process)
+        return True
 
     def meet(self, process: psutil.Process, above: str, parent: int) -> None:
         """Hear of the end of a process that was just forked from one named ``above``, and has no name yet."""
         if process.pid not in self._watched or self._watched[process.pid].process != process:
-            self._watch(process, f"a process forked from {above} (process {process.pid})", parent)
+            name = f"a process forked from {above} (process {process.pid})"
+            self._watch(process, name, parent, own=False)
 
     def is_below(self, pid: int, above: int) -> bool:
         """Whether process ``pid`` was forked from ``above``, or from one that was, as far as both were watched."""
@@ -124,9 +136,10 @@ class Deaths:
     def _on_end(self, process: psutil.Process) -> None:
         code = _exit_code(process.pid, self._descriptors[process])
         self._forget(process)
-        if code != 0 and self._first is None:
-            watched = self._watched[process.pid]
-            self._first = self._topmost(Death(process.pid, watched.name, code, watched.lasting))
+        watched = self._watched[process.pid]
+        death = Death(process.pid, watched.name, code, watched.lasting)
+        if code != 0 and self._first is None and (watched.own or death.violent):
+            self._first = self._topmost(death)
             self._changed.set()
 
     def _topmost(self, death: Death) -> Death:
@@ -145,6 +158,11 @@ class Deaths:
         descriptor = self._descriptors.pop(process)
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
+
+
+def _title(name: str) -> str:
+    """ "VLLM::Worker" of "VLLM::Worker (process 12)"."""
+    return name.partition(" (process ")[0]
 
 
 def _exit_code(pid: int, descriptor: int | None) -> int | None:

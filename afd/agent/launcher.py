@@ -153,13 +153,16 @@ class Launcher:
                     f"the environment and arguments of {name} are {len(message)} bytes; at most {MAX_MESSAGE} fit"
                 )
             socket.send_fds(self._connection, [message], writes)
-            pid = await asyncio.wait_for(started, FORK_S)
+            await asyncio.wait({started}, timeout=FORK_S)  # wait_for may lose a cancellation
+            if not started.done():
+                raise RoleFailedError(f"the launcher did not fork {name} within {FORK_S:.0f} s")
+            pid = started.result()
         except BaseException as error:
             _close(reads)
-            if isinstance(error, asyncio.TimeoutError):
-                raise RoleFailedError(f"the launcher did not start {name} within {FORK_S:.0f} s") from None
-            if isinstance(error, OSError):
+            if isinstance(error, (BrokenPipeError, ConnectionResetError)):
                 raise _lost_before(name) from error
+            if isinstance(error, OSError):
+                raise RoleFailedError(f"could not ask the launcher to fork {name}: {error}") from error
             raise
         finally:
             _close(writes)

@@ -46,6 +46,8 @@ OBSERVE_S, OBSERVE_LOADING_S = 5.0, 0.3
 """How often the process tree is looked at."""
 LOOK_S = 5.0
 """How long it may take to look at the process tree."""
+LAST_LOOK_S = 1.0
+"""The same before the tree is killed, which must not wait for long."""
 _RANK = "rank "
 """How the name of an FFN rank's process begins, in the agent's log."""
 TOLD = 200
@@ -83,6 +85,7 @@ class Processes:
         self._streams: Streams | None = None
         self._below: deque[str] = deque(maxlen=Launcher.TAIL)
         self._observer: asyncio.Task[None] | None = None
+        self._looking: asyncio.Future[None] | None = None
         self._settled = False
         self._ended = False
         self._ranks: dict[int, Rank] = {}
@@ -190,17 +193,23 @@ class Processes:
         self._children.append(child)
         return child
 
-    def _begun(self, pid: int) -> None:
-        """A process below those that the agent started was forked: its end is heard of from now on, not from the next
-        look at the tree on."""
-        with contextlib.suppress(psutil.NoSuchProcess):
+    def _begun(self, pid: int) -> bool:
+        """A process says that it was forked below those that the agent started; whether it was. Its end is heard of
+        from now on, not from the next look at the tree on."""
+        try:
             process = psutil.Process(pid)
-            if (above := process.parent()) is not None:
-                self._deaths.meet(process, title(above), above.pid)
+            above = process.parents()
+        except psutil.Error:
+            return False
+        if not {one.pid for one in above} & {child.pid for child in self._children}:
+            return False
+        self._deaths.meet(process, title(above[0]), above[0].pid)
+        return True
 
     def _named(self, pid: int, rank: str) -> None:
         """A process says which rank it is, long before it attaches."""
-        self._ranks.setdefault(pid, Rank.parse(rank))
+        with contextlib.suppress(ConfigError):  # a line of its output that looks like it
+            self._ranks.setdefault(pid, Rank.parse(rank))
 
     def _heard(self, rank: str, line: str) -> None:
         """A line of a process below those that the agent started."""
@@ -220,21 +229,26 @@ class Processes:
         that got no core in the middle of that lets the reader wait: for half a second and more on a busy machine, and
         heartbeats must not wait with it. The thread runs before the model, or what it holds would be waited for.
         """
+        await self._look_at_memory(LOOK_S)
+        for process in self._leftovers.alive():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._deaths.watch(process, self._leftovers.name(process.pid), process.ppid())
+
+    async def _look_at_memory(self, limit_s: float) -> None:
+        """One look at a time: one that takes for ever has a thread for ever."""
         roots = [child.pid for child in self._children]
 
         def observe() -> None:
             before_the_model()
             self._leftovers.observe(roots)
 
-        looking = asyncio.get_running_loop().run_in_executor(None, observe)
-        done, _ = await asyncio.wait({looking}, timeout=LOOK_S)  # wait_for may lose a cancellation
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().run_in_executor(None, observe)
+        done, _ = await asyncio.wait({self._looking}, timeout=limit_s)  # wait_for may lose a cancellation
         if done:
-            looking.result()
+            self._looking.result()
         else:
-            log.warning("could not see within %.0f s what the role's processes use", LOOK_S)
-        for process in self._leftovers.alive():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._deaths.watch(process, self._leftovers.name(process.pid), process.ppid())
+            log.warning("could not see within %.1f s what the role's processes use", limit_s)
 
     async def first_exit(self) -> Child:
         """Wait until a process the agent started ends."""
@@ -422,7 +436,7 @@ class Processes:
             if self._observer is not None:
                 self._observer.cancel()
             self._deaths.close()
-            self._leftovers.observe([child.pid for child in self._children])
+            await self._look_at_memory(LAST_LOOK_S)
         finally:
             if self._launcher is not None:
                 self._launcher.release()
@@ -460,7 +474,10 @@ class Processes:
 
     async def _observe(self) -> None:
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # what is not seen now may be seen the next time
+                log.exception("could not look at the role's processes")
             await asyncio.sleep(OBSERVE_S if self._settled else OBSERVE_LOADING_S)
 
 

@@ -10,10 +10,11 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 from afd.agent.launch_protocol import NAMES_A_RANK
 
-_PEER = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED gives: process, user and group."""
 LONGEST = 1 << 20
 """Bytes of a line. What has arrived of a longer one is dropped."""
@@ -31,13 +32,18 @@ async def read_lines(stream: asyncio.StreamReader, said: Callable[[str], None]) 
         said(line.decode(errors="replace").rstrip("\n"))
 
 
-def _peer(writer: asyncio.StreamWriter) -> int:
-    """The process at the other end, as the kernel knows it."""
-    credentials = writer.get_extra_info("socket").getsockopt(
-        socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size
+class _Peer(NamedTuple):
+    pid: int
+    user: int
+
+
+def _peer(writer: asyncio.StreamWriter) -> _Peer:
+    """The process at the other end and its user, as the kernel knows them."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    pid, user, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
-    pid: int = _PEER.unpack(credentials)[0]
-    return pid
+    return _Peer(pid, user)
 
 
 class Streams:
@@ -46,11 +52,12 @@ class Streams:
     def __init__(
         self,
         said: Callable[[str, str], None],
-        begun: Callable[[int], None],
+        begun: Callable[[int], bool],
         named: Callable[[int, str], None],
     ) -> None:
         """``said`` gets the name of a rank, "" when the process is none, and one line; ``begun`` the number of a
-        process that has just been forked, and ``named`` that of one with the name of the rank that it is."""
+        process that has just been forked, and says whether it is one of ours; ``named`` that of one with the name of
+        the rank that it is."""
         self._said, self._begun, self._named = said, begun, named
         self._server: asyncio.AbstractServer | None = None
         self._readers: set[asyncio.Task[None]] = set()
@@ -75,8 +82,13 @@ class Streams:
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
-        pid, rank = _peer(writer), ""
-        self._begun(pid)
+        rank = ""
+        peer = _peer(writer)
+        pid: int = peer.pid
+        if peer.user not in (0, os.getuid()) or not self._begun(pid):  # the address is no secret
+            self._readers.discard(task)
+            writer.close()
+            return
 
         def said(line: str) -> None:
             nonlocal rank

@@ -151,12 +151,12 @@ class Control(ABC):
         Raises the abort's cause; a rank that offers nothing within ``deadline_s`` of the first offer is that cause.
         """
         future = self.offer(key, values, deadline_s, must_agree)
-        try:
-            return await asyncio.wait_for(asyncio.shield(future), deadline_s + SLACK_S)
-        except asyncio.TimeoutError:
+        await asyncio.wait({future}, timeout=deadline_s + SLACK_S)  # wait_for may lose a cancellation
+        if not future.done():
             self.abort.check()
             root = self.topology.root
-            raise PeerLostError(f"{root} did not complete the exchange {key!r}", str(root)) from None
+            raise PeerLostError(f"{root} did not complete the exchange {key!r}", str(root))
+        return future.result()
 
     def offer(
         self, key: str, values: Mapping[Rank, Any], deadline_s: float, must_agree: bool = False

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import platform
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 import psutil
 import pytest
 
+from afd.agent import deaths
 from afd.agent.deaths import Death, Deaths
 
 # A parent with a child that dies with it (as those of a role do), which ends with code 3 when its child ends.
@@ -41,6 +42,18 @@ if child == 0:
 os.waitpid(child, 0)
 time.sleep(600)
 """
+
+
+def remembers() -> bool:
+    """Whether this kernel tells by a pidfd how a process has ended for which its parent has waited."""
+    process = subprocess.Popen(["true"])
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        process.wait()
+        return deaths._status_of_the_gone(descriptor) is not None
+    finally:
+        os.close(descriptor)
+
 
 Family = tuple[psutil.Process, psutil.Process]
 
@@ -128,15 +141,18 @@ def test_one_that_lasted_and_whose_exit_code_is_gone_is_unexplained(
     """A process that was just forked to run another program has its parent's name, and may end as it likes."""
     monkeypatch.setattr("afd.agent.deaths._GET_INFO", 0)  # what a kernel before 6.15 does not know
 
-    found = reaped(lambda deaths, child, parent: [deaths.watch(child, name, parent) for _ in range(looks)])
+    def watch(deaths: Deaths, child: psutil.Process, parent: int) -> None:
+        for _ in range(looks):
+            deaths.watch(child, name, parent)
+
+    found = reaped(watch)
     assert found is not None and found.code is None and not found.violent
     assert found.unexplained is unexplained
 
 
 def test_a_kernel_that_remembers_tells_how_one_ended_whose_parent_was_faster() -> None:
-    found = reaped(lambda deaths, child, parent: deaths.watch(child, "VLLM::child", parent))
-    remembers = tuple(map(int, platform.release().split(".")[:2])) >= (6, 15)
-    assert found is not None and found.code == (-signal.SIGKILL if remembers else None)
+    found = reaped(lambda watched, child, parent: watched.watch(child, "VLLM::child", parent))
+    assert found is not None and found.code == (-signal.SIGKILL if remembers() else None)
 
 
 def test_one_that_was_just_forked_is_named_after_its_parent(family: Family) -> None:
@@ -171,6 +187,53 @@ def test_one_that_was_met_and_has_a_name_by_now_keeps_it(family: Family) -> None
 
     found = asyncio.run(run())
     assert found is not None and found.name == "VLLM::EngineCore"
+
+
+def test_a_helper_that_fails_hides_no_kill(family: Family) -> None:
+    """What was just forked may be to run another program; it has no name, or that of its parent."""
+    parent, child = family
+
+    async def run(name: str) -> tuple[Death | None, Death | None]:
+        deaths = Deaths()
+        deaths.watch(parent, f"VLLM::EngineCore (process {parent.pid})", 1)
+        with subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(1)"], stdin=-1
+        ) as helper:
+            process = psutil.Process(helper.pid)
+            deaths.meet(process, "VLLM::EngineCore", parent.pid)
+            if name:
+                deaths.watch(process, name, parent.pid)
+            helper.communicate()
+        before = await deaths.wait(0.3)
+        child.kill()
+        parent.kill()
+        after = await deaths.wait(5)
+        deaths.close()
+        return before, after
+
+    before, after = asyncio.run(run(f"VLLM::EngineCore (process {child.pid})"))
+    assert before is None
+    assert after is not None and after.violent and "EngineCore" in after.name
+
+
+def test_where_no_end_can_be_heard_it_is_known_who_is_below_whom(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, child = family
+
+    def refused(pid: int) -> int:
+        raise PermissionError(1, "a sandbox")
+
+    async def run() -> bool:
+        deaths = Deaths()
+        deaths.watch(parent, "VLLM::EngineCore_DP1", 1)
+        deaths.watch(child, "VLLM::Worker_DP1", parent.pid)
+        below = deaths.is_below(child.pid, parent.pid)
+        deaths.close()
+        return below
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    assert asyncio.run(run())
 
 
 def reaped(watch: Callable[[Deaths, psutil.Process, int], object]) -> Death | None:
