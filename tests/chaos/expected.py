@@ -39,12 +39,12 @@ AGENT = r"(its agent|the agent of [AF0-9, ]+)"
 class Expected:
     """What is right.
 
-    ``codes`` are the exit codes that a role may have when it ends; ``words`` a pattern that each cause matches, with
-    {pid} for the target's; ``bound_s`` how long a role may take to name it. ``notices`` are the roles that do.
+    ``codes`` are the exit codes that a role may have when it ends; ``words`` the pattern that a role's cause matches,
+    with {pid} for the target's; ``bound_s`` how long a role may take to name it. ``notices`` are the roles that do.
     """
 
     codes: Mapping[Role, tuple[int, ...]]
-    words: str
+    words: Mapping[Role, str]
     bound_s: float
     notices: tuple[Role, ...] = (Role.ATTENTION, Role.FFN)
     one_cause: bool = True
@@ -54,6 +54,8 @@ class Expected:
 
 
 Codes = Mapping[Role, tuple[int, ...]]
+_FULL = "/dev/shm|shared memory|No space left"
+_NOTHING: Mapping[Role, str] = {}
 
 
 def expected(cell: Cell) -> Expected:
@@ -69,11 +71,10 @@ def expected(cell: Cell) -> Expected:
             return _closed(cell)
         case Fault.CUT:
             codes: Codes = {role: (LOST,) for role in Role}
-            # Each side lost the other one, and none can tell the other.
-            return Expected(codes, f"{AGENT}.*gave no sign of life", SILENCE_S, one_cause=False)
+            return Expected(codes, _each_other("gave no sign of life"), SILENCE_S, one_cause=False)
         case Fault.FILL:
             codes = {role: (LOST, FAILED) for role in Role}
-            return Expected(codes, "/dev/shm|shared memory|No space left", STEP_BOUND_S, may_survive=True)
+            return Expected(codes, _both(_FULL), STEP_BOUND_S, may_survive=True)
 
 
 def other(role: Role) -> Role:
@@ -87,6 +88,19 @@ def rank(target: Target) -> str:
     return "F0" if target.role is Role.FFN else "A0"
 
 
+def _both(words: str) -> Mapping[Role, str]:
+    """The same for every role."""
+    return {role: words for role in Role}
+
+
+def _each_other(words: str) -> Mapping[Role, str]:
+    """Each role lost the agent of the other one, and cannot tell it: so there are two causes, and none is its own."""
+    return {
+        role: rf"^{first}: {AGENT} \(pid \w+ on .+\) {words}"
+        for role, first in ((Role.ATTENTION, "F0"), (Role.FFN, "A0"))
+    }
+
+
 def _own(cell: Cell) -> Role:
     role = cell.target.role
     assert role is not None, cell
@@ -98,24 +112,25 @@ def _alone(cell: Cell) -> Expected:
     first one when it goes on."""
     if cell.fault is Fault.KILL:
         own = _own(cell)
-        return Expected({own: (KILLED,), other(own): (0,)}, "", 0.0, notices=())
+        return Expected({own: (KILLED,), other(own): (0,)}, _NOTHING, 0.0, notices=())
     if cell.fault is Fault.FILL:
         codes = {role: (LOST, FAILED) for role in Role}
-        return Expected(codes, "/dev/shm|shared memory|No space left", LOAD_BOUND_S, may_survive=True)
+        return Expected(codes, _both(_FULL), LOAD_BOUND_S, may_survive=True)
     codes = {role: (ABSENT, LOST) for role in Role}
-    return Expected(codes, "", RENDEZVOUS_S + END_S, notices=())
+    return Expected(codes, _NOTHING, RENDEZVOUS_S + END_S, notices=())
 
 
 def _killed(cell: Cell) -> Expected:
     own, first = _own(cell), rank(cell.target)
     if cell.target.is_agent:
         codes = {own: (KILLED,), other(own): (LOST,)}
-        return Expected(codes, rf"^{first}: {AGENT} \(pid {{pid}} on ", KILL_S, notices=(other(own),))
+        words = rf"^{first}: {AGENT} \(pid {{pid}} on .+\) is gone: its connection closed"
+        return Expected(codes, _both(words), KILL_S, notices=(other(own),))
     codes = {own: (FAILED,), other(own): (LOST,)}
     words = rf"^{first}: .*\(process {{pid}}\) was killed"
     if cell.target.is_launcher:
         words = rf"^{first}: the launcher was killed"
-    return Expected(codes, words, KILL_S)
+    return Expected(codes, _both(words), KILL_S)
 
 
 def _stopped(cell: Cell) -> Expected:
@@ -123,23 +138,29 @@ def _stopped(cell: Cell) -> Expected:
     if cell.target.is_agent:
         # The stopped one hears of it when it goes on.
         codes = {own: (LOST, FAILED), other(own): (LOST,)}
-        words = rf"^{first}: {AGENT} \(pid {{pid}} .*gave no sign of life"
-        return Expected(codes, words, SILENCE_S, notices=(other(own),))
+        words = rf"^{first}: {AGENT} \(pid {{pid}} on .+\) gave no sign of life"
+        return Expected(codes, _both(words), SILENCE_S, notices=(other(own),))
     codes = {own: (FAILED,), other(own): (LOST,)}
     bound_s = STEP_BOUND_S
     if cell.phase is Phase.LOAD:
         bound_s = LOAD_BOUND_S
     # A coordinator is asked when replicas start or end a run of steps, not within one.
     survives = cell.target is Target.COORDINATOR
-    # Ranks of a role that load wait for each other: all are late, and the one that was stopped is among them.
-    words = rf"\b{first}\b" if cell.phase is Phase.LOAD else rf"^{first}\b"
-    return Expected(codes, words, bound_s, may_survive=survives)
+    # Ranks of a role that load wait for each other: all are late, and the one that was stopped is among them. Those
+    # that were in time follow a semicolon.
+    words = rf"^[^;]*\b{first}\b" if cell.phase is Phase.LOAD else rf"^{first}\b"
+    return Expected(codes, _both(words), bound_s, may_survive=survives)
 
 
 def _closed(cell: Cell) -> Expected:
     codes: Codes
     if cell.target.is_agent:
         codes = {role: (LOST,) for role in Role}
-        return Expected(codes, AGENT, KILL_S, one_cause=False)
+        return Expected(codes, _each_other("is gone: its connection closed"), KILL_S, one_cause=False)
     codes = {role: (LOST, FAILED) for role in Role}
-    return Expected(codes, rf"{cell.target}\b", KILL_S)
+    # Whoever reads or writes first says that the other end closed it.
+    end, far = cell.target, "A" if cell.target.role is Role.FFN else "F"
+    words = (
+        rf"^({end} closed (its step|the step|the) connection|{far}\d+ closed its step connection to {end})\b"
+    )
+    return Expected(codes, _both(words), KILL_S)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass, field
 
@@ -15,10 +14,11 @@ from afd.testing.completions import ask_all
 from afd.testing.records import now
 from afd.testing.stack import Group
 from afd.topology import Role
-from tests.chaos import faults
+from tests.chaos import faults, judging
 from tests.chaos.cells import Cell, Fault, Phase
 from tests.chaos.expected import END_S, KILLED, Expected, expected
 from tests.chaos.faults import Deed
+from tests.chaos.judging import Seen
 from tests.chaos.results import SECONDS, Result, public
 from tests.chaos.scene import PhaseMissedError, Scene, body, said, usage
 from tests.chaos.stand import READY_S, Stand
@@ -60,11 +60,11 @@ def run(cell: Cell, stand: Stand, commits: Commits) -> Result:
         date=now(),
         duration_s=round(time.monotonic() - began, 1),
         proof=trial.deed.proof if trial.deed else "",
-        survived=trial.survived,
-        noticed_s={str(role): round(at, SECONDS) for role, at in trial.noticed.items()},
-        ended_s={str(role): round(at, SECONDS) for role, at in trial.ended.items()},
-        codes={str(role): code for role, code in trial.codes.items()},
-        causes={str(role): public(words) for role, words in trial.causes.items()},
+        survived=trial.seen.survived,
+        noticed_s={str(role): round(at, SECONDS) for role, at in trial.seen.noticed.items()},
+        ended_s={str(role): round(at, SECONDS) for role, at in trial.seen.ended.items()},
+        codes={str(role): code for role, code in trial.seen.codes.items()},
+        causes={str(role): public(words) for role, words in trial.seen.causes.items()},
         clients=str(trial.scene.traffic or "") if trial.scene else "",
         again_s=None if trial.again_s is None else round(trial.again_s, SECONDS),
         problems=tuple(public(problem) for problem in problems),
@@ -87,11 +87,7 @@ class Trial:
     problems: list[str] = field(default_factory=list)
     scene: Scene | None = None
     deed: Deed | None = None
-    noticed: dict[Role, float] = field(default_factory=dict)
-    causes: dict[Role, str] = field(default_factory=dict)
-    ended: dict[Role, float] = field(default_factory=dict)
-    codes: dict[Role, int] = field(default_factory=dict)
-    survived: bool = False
+    seen: Seen = field(default_factory=Seen)
     again_s: float | None = None
     _groups: list[Group] = field(default_factory=list)
     _replaced: bool = False
@@ -153,8 +149,8 @@ class Trial:
         first = cell.target.role or Role.FFN
         second = Role.FFN if first is Role.ATTENTION else Role.ATTENTION
         if cell.fault is Fault.KILL:
-            self.codes[first] = scene.group.roles[first].wait(2)
-            self.ended[first] = time.monotonic() - self.deed.at
+            self.seen.codes[first] = scene.group.roles[first].wait(2)
+            self.seen.ended[first] = time.monotonic() - self.deed.at
             scene.group.directory = scene.group.directory / "again"
             scene.group.directory.mkdir(exist_ok=True)
             self.stand.start(scene.group, second, first)
@@ -177,29 +173,29 @@ class Trial:
 
     def _look(self, group: Group, deed: Deed) -> None:
         for role, process in group.roles.items():
-            if role not in self.ended and process.exit_code is not None:
-                self.ended[role] = time.monotonic() - deed.at
-                self.codes[role] = process.exit_code
-            if role not in self.causes and (found := said(group, role).cause(deed.clock)):
-                self.noticed[role], self.causes[role] = max(0.0, found[0] - deed.clock), found[1]
+            if role not in self.seen.ended and process.exit_code is not None:
+                self.seen.ended[role] = time.monotonic() - deed.at
+                self.seen.codes[role] = process.exit_code
+            if role not in self.seen.causes and (found := said(group, role).cause(deed.clock)):
+                self.seen.noticed[role], self.seen.causes[role] = max(0.0, found[0] - deed.clock), found[1]
 
     def _intervene(self, scene: Scene, right: Expected) -> None:
         """What somebody would do who looks after the group: a pod that is gone is started again, a network is repaired,
         and a machine that was stopped goes on, when the others have noticed."""
         cell = self.cell
-        noticed = all(role in self.noticed or role in self.ended for role in right.notices)
+        noticed = all(role in self.seen.noticed or role in self.seen.ended for role in right.notices)
         if right.notices and noticed and cell.fault in (Fault.CUT, Fault.STOP, Fault.FILL):
             self._heal()
-        unharmed = right.may_survive and scene.traffic is None and not self.causes
+        unharmed = right.may_survive and scene.traffic is None and not self.seen.causes
         if unharmed and all(body(scene.group, role).get("state") == "ready" for role in Role):
             # Nobody needed it so far.
             scene.traffic = Traffic(scene.group.attention.api_url, DECODE)
-        if not right.notices and self.ended:  # the peer waited in vain
+        if not right.notices and self.seen.ended:  # the peer waited in vain
             self._heal()
         if cell.rejoins and cell.fault is Fault.KILL and cell.target.is_agent and not self._replaced:
             role = cell.target.role
             assert role is not None
-            if role in self.ended:
+            if role in self.seen.ended:
                 self._replaced = True
                 scene.group.directory = scene.group.directory / "again"
                 scene.group.directory.mkdir(exist_ok=True)
@@ -207,14 +203,16 @@ class Trial:
 
     def _over(self, scene: Scene, right: Expected) -> bool:
         """Whether nothing more is expected to happen."""
-        if right.may_survive and scene.traffic is not None and scene.traffic.over and not self.causes:
-            self.survived = not scene.traffic.errors
-            return self.survived and (self.cell.phase is not Phase.DRAIN or len(self.ended) == len(Role))
+        if right.may_survive and scene.traffic is not None and scene.traffic.over:
+            self.seen.survived = not scene.traffic.errors and not self.seen.causes
+            if not self.seen.causes:
+                drained = self.cell.phase is not Phase.DRAIN or len(self.seen.ended) == len(Role)
+                return self.seen.survived and drained
         if not self.cell.rejoins:
-            return len(self.ended) == len(Role)
-        if any(code != KILLED for code in self.codes.values()):
-            return len(self.ended) == len(Role)  # it should have stayed
-        return all(role in self.causes for role in right.notices) and self._formed_again(scene)
+            return len(self.seen.ended) == len(Role)
+        if any(code != KILLED for code in self.seen.codes.values()):
+            return len(self.seen.ended) == len(Role)  # it should have stayed
+        return all(role in self.seen.causes for role in right.notices) and self._formed_again(scene)
 
     def _formed_again(self, scene: Scene) -> bool:
         bodies = [body(scene.group, role) for role in Role]
@@ -229,58 +227,13 @@ class Trial:
     def _judge(self) -> None:
         scene, deed, cell = self.scene, self.deed, self.cell
         assert scene is not None and deed is not None
-        right = expected(cell)
-        if not self.survived:
-            self._judge_causes(right)
-            self._judge_codes(right)
+        self.problems += judging.problems(cell, self.seen, str(scene.victim.pid) if scene.victim else "")
         if scene.traffic is not None:
             scene.traffic.join(CLIENT_S)
             self.problems += [f"{name}: its client hangs" for name in scene.traffic.hanging]
             self.problems += scene.traffic.wrong(self.stand.native)
-        over = cell.rejoins or len(self.ended) == len(Role)
-        if over and not self.survived and cell.phase is not Phase.RENDEZVOUS:
+        if judging.leaves_nothing(cell, self.seen):
             self.problems += [f"left behind: {left}" for left in self._left()]
-
-    def _judge_causes(self, right: Expected) -> None:
-        assert self.scene is not None
-        victim = self.scene.victim
-        words = right.words.format(pid=victim.pid if victim else "")
-        for role in right.notices:
-            if role not in self.causes:
-                self.problems.append(f"{role} named no cause")
-                continue
-            if self.noticed[role] > right.bound_s:
-                self.problems.append(
-                    f"{role} noticed after {self.noticed[role]:.2f} s, bound {right.bound_s:g} s"
-                )
-            if not re.search(words, self.causes[role]):
-                self.problems.append(f"{role} says {self.causes[role]!r}, expected {words!r}")
-        named = {str(role): words for role, words in self.causes.items() if role in right.notices}
-        if right.one_cause and len(set(named.values())) > 1:
-            self.problems.append(f"two causes: {named}")
-
-    def _judge_codes(self, right: Expected) -> None:
-        killed = (
-            self.cell.target.role if self.cell.fault is Fault.KILL and self.cell.target.is_agent else None
-        )
-        final = not self.cell.rejoins and not (self.cell.phase is Phase.RENDEZVOUS and killed)
-        for role in Role:
-            if role in self.codes:
-                allowed = right.codes[role] if final or role is killed else ()
-                if self.codes[role] not in allowed:
-                    self.problems.append(
-                        f"{role} exited with {self.codes[role]}, allowed: {allowed or 'not at all'}"
-                    )
-            elif final:
-                self.problems.append(f"{role} did not exit")
-            if (
-                final
-                and role in self.ended
-                and role in self.noticed
-                and self.ended[role] > self.noticed[role] + END_S
-            ):
-                late = self.ended[role] - self.noticed[role]
-                self.problems.append(f"{role} exited {late:.2f} s after it knew the cause, bound {END_S:g} s")
 
     def _left(self) -> list[str]:
         """What is still there of the processes and files that were there before the deed, and should not be."""
@@ -308,8 +261,12 @@ class Trial:
         scene, cell = self.scene, self.cell
         assert scene is not None
         group = scene.group
-        stays = self.survived or cell.rejoins or (cell.phase is Phase.RENDEZVOUS and cell.fault is Fault.KILL)
-        if (self.survived and cell.phase is Phase.DRAIN) or any(
+        stays = (
+            self.seen.survived
+            or cell.rejoins
+            or (cell.phase is Phase.RENDEZVOUS and cell.fault is Fault.KILL)
+        )
+        if (self.seen.survived and cell.phase is Phase.DRAIN) or any(
             group.roles[role].exit_code is not None for role in group.roles
         ):
             stays = False

@@ -16,8 +16,12 @@ What a group of real processes makes of faults on purpose, done by `make chaos` 
 experiment uses `afd serve` with real vLLM: it brings the group into a phase, does the deed at one target, first proves
 that it took effect, and looks what becomes of the group. It has *passed* when
 
-- every agent that is left names one cause, the right one, within a bound (below);
+- every agent that is left names one cause, the right one, within a bound (below). When the two agents lose each other
+  (a cut network, a closed connection between agents), none can tell the other: there are two causes then, Attention
+  names FFN's agent (`F0: …`) and FFN names Attention's (`A0: …`);
 - each role ends with the exit code that the [architecture](architecture.md) promises, or stays, with `on_loss=rejoin`;
+- where *goes on* is said, nobody needed what was broken: every answer is right, no cause is named, no role ends, and a
+  group that was draining ends in both roles with 0;
 - every client gets an error, or an answer that is native vLLM's;
 - no process, thread, socket, directory or file in `/dev/shm` is left;
 - the next request, after the new start or in the new epoch, gets native tokens.
