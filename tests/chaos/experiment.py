@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from afd.agent.leftovers import mapped_by, runs
+from afd.errors import AFDError
 from afd.support.records import Commits
 from afd.testing.compare import compare_all
 from afd.testing.completions import ask_all
@@ -25,7 +27,7 @@ from tests.chaos.stand import READY_S, Stand
 from tests.chaos.traffic import DECODE, PROOFS, SERVED, Traffic
 
 ATTEMPTS = 6
-"""How often a deed may come too late, or a group not get to the phase."""
+"""How often a deed may come too late for its phase. Nothing else is tried again."""
 CLIENT_S = 3.0
 """How long a request may stay open when the group has ended, or when all that it waits for has been computed."""
 GONE_S = 1.5
@@ -36,21 +38,18 @@ LONG_S = 90.0
 """The same where all requests may get their answers, which takes its time on a busy machine."""
 
 
-def run(cell: Cell, stand: Stand, commits: Commits) -> Result:
-    """Do the experiment of a cell. What goes wrong is in the result."""
+def run(
+    cell: Cell, stand: Stand, commits: Commits, attempt: Callable[[Cell, Stand], Trial] | None = None
+) -> Result:
+    """Do the experiment of a cell. What goes wrong is in the result, and so is each ``attempt`` that came too late."""
     began = time.monotonic()
-    trial = Trial(cell, stand)
-    for _ in range(ATTEMPTS):
-        trial = Trial(cell, stand)
-        try:
-            trial.run()
+    missed: list[str] = []
+    while True:
+        trial = (attempt or Trial)(cell, stand)
+        trial.attempt()
+        if not trial.missed or len(missed) + 1 == ATTEMPTS:
             break
-        except Exception as error:  # noqa: BLE001 (what breaks an experiment is its result, and others follow)
-            trial.error = f"{type(error).__name__}: {error}"
-            if trial.deed is not None and not isinstance(error, PhaseMissedError):
-                break  # else it was too late for the phase, or the group did not get there: that is no result yet
-        finally:
-            trial.close()
+        missed.append(trial.error)
     problems = ([trial.error] if trial.error else []) + trial.problems
     return Result(
         cell=str(cell),
@@ -68,6 +67,8 @@ def run(cell: Cell, stand: Stand, commits: Commits) -> Result:
         clients=str(trial.scene.traffic or "") if trial.scene else "",
         again_s=None if trial.again_s is None else round(trial.again_s, SECONDS),
         problems=tuple(public(problem) for problem in problems),
+        attempts=len(missed) + 1,
+        missed=tuple(public(words) for words in missed),
     )
 
 
@@ -84,6 +85,8 @@ class Trial:
     cell: Cell
     stand: Stand
     error: str = ""
+    """Why it did not come off; ``missed`` when that is only because the deed came too late."""
+    missed: bool = False
     problems: list[str] = field(default_factory=list)
     scene: Scene | None = None
     deed: Deed | None = None
@@ -93,7 +96,20 @@ class Trial:
     _replaced: bool = False
     _healed: bool = False
 
+    def attempt(self) -> None:
+        """Do it, and leave nothing. A group that does not start, or does not get to the phase, has failed."""
+        try:
+            self.run()
+        except AFDError as error:
+            self.problems.append(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 (what breaks an experiment is its result, and others follow)
+            self.error = f"{type(error).__name__}: {error}"
+            self.missed = isinstance(error, PhaseMissedError)
+        finally:
+            self.close()
+
     def run(self) -> None:
+        """Raises AFDError for the group, PhaseMissedError and NoEffectError for the experiment."""
         cell, stand = self.cell, self.stand
         if cell.phase.serving:
             group = stand.take(cell)

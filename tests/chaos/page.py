@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tests.chaos import cells
 from tests.chaos.cells import LAYOUTS, ON_LOSS, Cell, Fault, Phase, Target
 from tests.chaos.expected import KILL_S, SILENCE_S, STEP_BOUND_S, STEP_S
+from tests.chaos.experiment import ATTEMPTS
 from tests.chaos.results import Result
 
 HEAD = f"""# Faults
@@ -29,6 +30,10 @@ that it took effect, and looks what becomes of the group. It has *passed* when
 Bounds, from the fault to the cause in the log: {KILL_S:g} s for a process that was killed or a connection that was
 closed; {SILENCE_S:.1f} s for silence, which is a cut network or a stopped agent (three heartbeats are 2 s);
 {STEP_BOUND_S:g} s for any other stopped process, with `step_s` at {STEP_S:g} s.
+
+A deed that came too late for its phase is done again, in {ATTEMPTS} attempts at most; the table of every result says
+how many it took, and why. Nothing else is tried again: a group that does not start, or does not get to the phase, has
+failed, and a deed without effect is an error.
 
 A result counts when its commit is an ancestor of this one and its tree had no changes. Where nothing is recorded a
 table has `-`, and where there is no such experiment `×`; the reasons are at the end of this page.
@@ -114,6 +119,7 @@ def _details(found: Mapping[Cell, Result]) -> str:
                 ", ".join(f"{role} {code}" for role, code in result.codes.items()) or "-",
                 result.clients or "-",
                 f"{result.again_s:.1f}" if result.again_s is not None else "-",
+                _attempts(result),
                 f"`{result.commit[:9]}`",
             )
         )
@@ -125,9 +131,19 @@ def _details(found: Mapping[Cell, Result]) -> str:
         "exit codes",
         "clients",
         "ready again, s",
+        "attempts",
         "commit",
     )
     return "## Every result\n\n" + _table(head, rows)
+
+
+def _attempts(result: Result) -> str:
+    """How many it took, with why the others were in vain."""
+    if result.attempts is None:
+        return "-"
+    return ": ".join(
+        [str(result.attempts), *(["; ".join(dict.fromkeys(result.missed))] if result.missed else [])]
+    )
 
 
 def _impossible() -> str:

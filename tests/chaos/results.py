@@ -24,7 +24,9 @@ SECONDS = 2
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One experiment. Times are seconds after the fault, by role: ``noticed_s`` when the agent named the cause,
     ``ended_s`` when it exited; ``again_s`` is from the fault (``rejoin``) or from the new start to ready. ``problems``
-    says what was wrong; with the outcome "error" the experiment itself did not come off.
+    says what was wrong; with the outcome "error" the experiment itself did not come off. ``attempts`` is how many it
+    took until the deed was in time for the phase (None: from before that was kept), and ``missed`` why those before the
+    last were not.
     """
 
     cell: str
@@ -42,6 +44,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     clients: str = ""
     again_s: float | None = None
     problems: tuple[str, ...] = ()
+    attempts: int | None = None
+    missed: tuple[str, ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

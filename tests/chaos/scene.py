@@ -189,13 +189,16 @@ class Scene:
         )
 
     def _drain(self) -> None:
-        """Attention is told to stop, both roles say that they drain, and tokens still come."""
+        """Attention is told to stop, both roles say that they drain, and tokens still come. Raises PhaseMissedError
+        when every request has its answer before that is seen: the drain is over then."""
         group, traffic = self.group, self.traffic
         assert traffic is not None
         group.attention.signal(signal.SIGTERM)
-        until(lambda: all(said(group, role).state("draining") for role in Role), 10, "the drain", group)
+        until(lambda: served(traffic) or drains(group), 10, "the drain", group)
         tokens = traffic.tokens
-        until(lambda: traffic.tokens > tokens, 10, "tokens in the drain", group)
+        until(lambda: served(traffic) or traffic.tokens > tokens, 10, "tokens in the drain", group)
+        if served(traffic):
+            raise PhaseMissedError("every request was answered before the drain was seen")
 
     def _populated(self) -> bool:
         target, found = self.cell.target, tree(self.group)
@@ -234,7 +237,7 @@ class Scene:
     # ---- afterwards ---------------------------------------------------------------------------------------
 
     def check(self, deed: Deed) -> None:
-        """Raises PhaseMissedError when the phase was over before the deed."""
+        """Raises PhaseMissedError when the phase was over before the deed, RoleFailedError when the group was."""
         cell = self.cell
         state = said(self.group, self.role if self.role in self.group.roles else Role.FFN).state_at(
             deed.clock
@@ -245,10 +248,22 @@ class Scene:
             Phase.WARMUP: ("ready-to-warm", "warming"),
             Phase.DRAIN: ("draining",),
         }.get(cell.phase, ("ready",))
+        if state == "failed":
+            raise RoleFailedError(f"{self.role} had failed before the fault came")
         if state not in right:
             raise PhaseMissedError(f"{self.role} was {state} when the fault came")
         if self.traffic is not None and not self.traffic.open_at(deed.at):
             raise PhaseMissedError("every request was answered when the fault came")
+
+
+def drains(group: Group) -> bool:
+    """Whether both roles have said so."""
+    return all(said(group, role).state("draining") for role in Role)
+
+
+def served(traffic: Traffic) -> bool:
+    """Whether every request has an answer."""
+    return traffic.over and not traffic.errors
 
 
 def usage(pid: int) -> tuple[int, int]:

@@ -120,7 +120,7 @@ def test_the_page_shows_what_passed_what_did_not_and_what_is_impossible() -> Non
     survived = replace(CELL, phase=Phase.LOAD)
     text = page.render(
         {
-            passed: result(),
+            passed: result(attempts=2, missed=("ffn was ready when the fault came",)),
             failed: result(cell=str(failed), outcome="failed", problems=("F0 | hangs",)),
             survived: result(cell=str(survived), survived=True, noticed_s={}),
         }
@@ -129,6 +129,14 @@ def test_the_page_shows_what_passed_what_did_not_and_what_is_impossible() -> Non
     assert f"| `{failed}` | failed: F0 \\| hangs |" in text
     assert impossible(replace(CELL, phase=Phase.RENDEZVOUS)) in text
     assert "## stop" not in text
+    assert "| 4.0 | 2: ffn was ready when the fault came | `111111111` |" in text
+    assert "| 4.0 | - | `111111111` |" in text
+
+
+def test_a_result_from_before_attempts_were_counted_does_not_say_how_many_it_took() -> None:
+    old = {k: v for k, v in msgspec.to_builtins(result()).items() if k not in ("attempts", "missed")}
+    found = msgspec.convert(old, type=Result)
+    assert (found.attempts, found.missed) == (None, ())
 
 
 def test_nothing_of_one_machine_is_kept_in_words() -> None:
