@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from afd.errors import ConfigError
 from afd.support.records import Commits, Devices, Stack
 from afd.testing.records import scrub
 from tests.chaos.cells import Cell
@@ -138,8 +139,15 @@ def evidence(records: Iterable[Record], tree: Path) -> dict[Cell, Result]:
 
 
 def contains(tree: Path, commit: str) -> bool:
-    """Whether a commit is an ancestor of the checkout's HEAD, or that itself."""
+    """Whether a commit is an ancestor of the checkout's HEAD, or that itself. Raises ConfigError when git cannot tell,
+    as in a checkout without its whole history."""
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         return False
     command = ["git", "-C", str(tree), "merge-base", "--is-ancestor", commit, "HEAD"]
-    return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if done.returncode not in (0, 1):
+        raise ConfigError(
+            f"git cannot tell whether {tree} contains the commit {commit} of a recorded result "
+            f"({done.stderr.strip()}); fetch the whole history (git fetch --unshallow), or do it again"
+        )
+    return done.returncode == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from afd.errors import ConfigError
 from afd.support.records import Commits
 from afd.testing.records import cpu_devices, stack
 from tests.chaos import page, results
@@ -98,11 +99,27 @@ def test_a_result_of_another_branch_or_of_a_changed_tree_says_nothing(
     assert results.evidence([record(good)], tree) == {CELL: good}
     for bad in (
         result(commit=aside),
-        result(commit="5" * 40),
         result(commit="unknown"),
         result(commit=ancestor, dirty=True),
     ):
         assert results.evidence([record(bad)], tree) == {}
+
+
+def test_where_git_cannot_tell_nothing_is_taken_for_an_answer(
+    checkout: tuple[Path, str, str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A commit that is not there, a clone without its history, and a directory that is no checkout."""
+    tree, ancestor, _ = checkout
+    with pytest.raises(
+        ConfigError, match=rf"contains the commit {'5' * 40} .*fatal: .*; fetch the whole history"
+    ):
+        results.evidence([record(result(commit="5" * 40))], tree)
+    shallow = tmp_path_factory.mktemp("shallow")
+    command = ["git", "clone", "-q", "--depth", "1", "-b", "main", f"file://{tree}", str(shallow)]
+    subprocess.run(command, check=True, timeout=30)
+    for place in (shallow, tmp_path_factory.mktemp("empty")):
+        with pytest.raises(ConfigError, match="fetch the whole history"):
+            results.evidence([record(result(commit=ancestor))], place)
 
 
 def test_of_two_results_of_a_cell_the_later_one_counts_even_when_it_failed(
