@@ -4,20 +4,27 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from afd import pins
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
-from afd.testing.completions import Answer, ask_all
+from afd.agent.model_files import resolve
+from afd.support.records import Stack
+from afd.testing.completions import Answer, Question, ask_all
+from afd.testing.golden import digest_of_weights
 from afd.testing.questions import MAX_MODEL_LEN, STEP_TOKENS
-from afd.testing.reference import Reference
+from afd.testing.records import stack
+from afd.testing.reference import Reference, native_arguments
 from afd.testing.stack import Group, Layout, SharedLauncher
 from afd.topology import Role, Topology
 from tests.chaos.cells import Cell, Fault, Phase
@@ -163,11 +170,34 @@ class Stand:
 # ---- what is right --------------------------------------------------------------------------------------------
 
 
+class Native(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Native vLLM's answers by the name of the question, and what they depend on: see :func:`native_key`."""
+
+    key: Mapping[str, str]
+    answers: dict[str, Answer]
+
+
+def native_key(
+    model: str = MODEL, questions: Sequence[Question] = EVERY, installed: Stack | None = None
+) -> dict[str, str]:
+    """What native vLLM's answers depend on. Any change of it makes them another vLLM's, or to something else."""
+    chosen = replace(layout(Topology(1, 1)), model=model)
+    pinned = pins.load()
+    return {
+        "stack": (installed or stack()).digest,
+        "vllm": pinned.vllm_commit,
+        "model": f"{resolve(model).name} {digest_of_weights(model)}",
+        "arguments": " ".join((*native_arguments(chosen), "runner", chosen.runner)),
+        "questions": hashlib.sha256(repr(tuple(questions)).encode()).hexdigest(),
+    }
+
+
 def native_answers(directory: Path, launcher: str | None = None) -> dict[str, Answer]:
-    """Native vLLM's answers to all questions, from ``directory`` when they are there: they are asked once."""
-    kept = directory / "native.json"
-    if kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=dict[str, Answer])
+    """Native vLLM's answers to all questions, from ``directory`` when they are there: they are asked once, and again
+    when something they depend on is not what it was."""
+    kept, key = native_file(directory), native_key()
+    if (before := kept_answers(kept, key)) is not None:
+        return before
     if launcher is None:
         own = SharedLauncher(directory, RUNNER)
         try:
@@ -178,9 +208,28 @@ def native_answers(directory: Path, launcher: str | None = None) -> dict[str, An
     else:
         answers = asyncio.run(_ask_native(directory, launcher))
     found = {answer.name: answer for answer in answers}
-    kept.with_suffix(".new").write_bytes(msgspec.json.encode(found))
-    kept.with_suffix(".new").rename(kept)
+    keep_answers(kept, key, found)
     return found
+
+
+def native_file(directory: Path) -> Path:
+    """Where the answers are kept."""
+    return directory / "native.json"
+
+
+def kept_answers(path: Path, key: Mapping[str, str]) -> dict[str, Answer] | None:
+    """The answers that were kept, when they were found with just this key."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Native)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None  # nothing yet, or something from before there was a key
+    return found.answers if found.key == key else None
+
+
+def keep_answers(path: Path, key: Mapping[str, str], answers: dict[str, Answer]) -> None:
+    """Keep them in one step."""
+    path.with_suffix(".new").write_bytes(msgspec.json.encode(Native(key=key, answers=answers)))
+    path.with_suffix(".new").rename(path)
 
 
 async def _ask_native(directory: Path, launcher: str) -> list[Answer]:
