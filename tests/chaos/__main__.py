@@ -63,7 +63,8 @@ def main(
         click.echo(
             f"{len(chosen) - len(waiting)} of {len(chosen)} cells have passed on {source.afd[:9]} already"
         )
-    began = time.monotonic()
+    began, trouble = time.monotonic(), ""
+    before = {cell: store.read(cell) for cell in waiting}
     if waiting:
         native = native_answers(store.directory.parent)
         if inside:
@@ -73,14 +74,17 @@ def main(
         if plain:
             _experiment(plain, Stand(directory.resolve(), native), store, source)
         if isolated := [cell for cell in waiting if cell.fault.isolated]:
-            _isolated(isolated, directory.resolve())
+            trouble = _isolated(isolated, directory.resolve())
     found = {cell: store.read(cell) for cell in chosen}
-    bad = [str(cell) for cell, result in found.items() if result is None or result.outcome != "passed"]
+    new = {cell: result for cell, result in found.items() if cell not in before or result != before[cell]}
+    bad = [f"{cell}: {why}" for cell in chosen if (why := _not_passed(new.get(cell), source))]
     click.echo(f"{len(chosen) - len(bad)} of {len(chosen)} passed in {time.monotonic() - began:.0f} s")
     if records is not None:
         click.echo(f"record: {_keep([result for result in found.values() if result], records)}")
-    for name in bad:
-        click.echo(f"not passed: {name}")
+    for words in bad:
+        click.echo(f"not passed: {words}")
+    if trouble:
+        raise click.ClickException(trouble)
     sys.exit(1 if bad else 0)
 
 
@@ -130,16 +134,24 @@ def line(result: Result) -> str:
     return "; ".join([*parts, f"{result.duration_s:.0f} s"])
 
 
-def _isolated(chosen: Sequence[Cell], directory: Path) -> None:
-    """Do them in a process with namespaces of its own."""
+def _not_passed(result: Result | None, source: Commits) -> str:
+    """Why a cell has not passed on this source; "" when it has. ``result`` is None when this run has none."""
+    if result is None:
+        return "it was not done"
+    if (result.commit, result.dirty) != (source.afd, source.dirty):
+        changed = " with changes" if result.dirty else ""
+        return f"its result is of commit {result.commit[:9]}{changed}, not of this source"
+    return "" if result.outcome == "passed" else result.outcome
+
+
+def _isolated(chosen: Sequence[Cell], directory: Path) -> str:
+    """Do them in a process with namespaces of its own. Returns why that did not come to its end, "" when it did."""
     if reason := network.unavailable():
-        raise click.ClickException(
-            f"{reason}; {len(chosen)} cells need namespaces: leave them out with --only"
-        )
+        return f"{reason}; {len(chosen)} cells need namespaces: leave them out with --only"
     command = [*network.UNSHARE, sys.executable, "-m", "tests.chaos", "--inside", "--again"]
     command += ["--directory", str(directory), *(f"--cell={cell}" for cell in chosen)]
-    if (code := subprocess.run(command, cwd=ROOT).returncode) != 0:
-        click.echo(f"the process with namespaces of its own ended with code {code}")
+    code = subprocess.run(command, cwd=ROOT).returncode
+    return f"the process with namespaces of its own ended with code {code}, not with 0" if code else ""
 
 
 def _keep(found: Sequence[Result], directory: Path) -> Path:
