@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from afd.agent.launcher import describe_exit
+from afd.agent.exits import describe_exit
 from afd.agent.leftovers import runs
 from afd.control.events import happens
 

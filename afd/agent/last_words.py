@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from afd.agent.exits import describe_exit
 from afd.agent.launch_protocol import ERROR
-from afd.agent.launcher import describe_exit
 
 LONGEST = 400
 """Characters of the answer."""

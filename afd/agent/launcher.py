@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from afd.agent.exits import describe_exit
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE, die_with_parent
 from afd.agent.streams import LONGEST, read_lines
 from afd.errors import RoleFailedError
@@ -40,15 +41,6 @@ class Child:
     pid: int
     exited: asyncio.Future[int]
     tail: list[str] = field(default_factory=list)
-
-
-def describe_exit(code: int) -> str:
-    """ "was killed by SIGKILL" or "exited with code 3"."""
-    if code < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        hint = " (a full /dev/shm does that; see afd doctor)" if -code == signal.SIGBUS else ""
-        return f"was killed by {known.get(-code, f'signal {-code}')}{hint}"
-    return f"exited with code {code}"
 
 
 class OwnLauncher:

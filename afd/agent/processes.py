@@ -21,11 +21,12 @@ import psutil
 
 from afd.agent.cores import room_for_a_second_thread
 from afd.agent.deaths import Deaths
+from afd.agent.exits import describe_exit
 from afd.agent.inflight import VARIABLE as INFLIGHT_VARIABLE
 from afd.agent.inflight import InflightFile
 from afd.agent.last_words import exception_below, last_words, without_name
 from afd.agent.launch_protocol import ERROR, OUTPUT_VARIABLE
-from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit
+from afd.agent.launcher import Child, Launcher, OwnLauncher
 from afd.agent.leftovers import Leftovers, title
 from afd.agent.plan import RolePlan
 from afd.agent.priority import before_the_model

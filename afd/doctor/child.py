@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from afd.agent.exits import describe_exit
+
 _MARK = "afd-doctor-answer:"
 """How the line begins in which a child gives its answer; libraries print what they like beside it."""
 _TAIL = 400
@@ -49,7 +51,7 @@ def python(arguments: Sequence[str], env: Mapping[str, str], deadline_s: float) 
         )
         try:
             code = process.wait(deadline_s)
-            problem = "" if code == 0 else _ended(code)
+            problem = "" if code == 0 else describe_exit(code)
         except subprocess.TimeoutExpired:
             problem = f"no answer within {deadline_s:g} s; it was killed"
         finally:
@@ -67,10 +69,6 @@ def python(arguments: Sequence[str], env: Mapping[str, str], deadline_s: float) 
     if found is None and not problem:
         problem = "it ended without an answer"
     return Outcome(None if problem else found, problem)
-
-
-def _ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _answer(out: Any) -> dict[str, Any] | None:

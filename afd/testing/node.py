@@ -17,8 +17,9 @@ from typing import IO
 
 import aiohttp
 
+from afd.agent.exits import describe_exit
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
-from afd.agent.launcher import describe_exit, own_session
+from afd.agent.launcher import own_session
 from afd.agent.leftovers import Leftovers
 from afd.errors import PeerAbsentError, RoleFailedError
 from afd.launch.free_ports import free_port

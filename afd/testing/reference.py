@@ -16,7 +16,8 @@ import aiohttp
 
 from afd.agent import cores, vllm_arguments
 from afd.agent.environment import cpu_environment
-from afd.agent.launcher import Child, Launcher, describe_exit
+from afd.agent.exits import describe_exit
+from afd.agent.launcher import Child, Launcher
 from afd.agent.leftovers import Leftovers
 from afd.agent.model_files import resolve
 from afd.agent.plan import API_SERVER

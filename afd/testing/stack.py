@@ -24,8 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from afd.agent import cores
 from afd.agent.environment import cpu_environment
+from afd.agent.exits import describe_exit
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE
-from afd.agent.launcher import describe_exit, own_session, start_launcher
+from afd.agent.launcher import own_session, start_launcher
 from afd.agent.leftovers import runs
 from afd.agent.run_directory import RunDirectory
 from afd.errors import PeerAbsentError, RoleFailedError

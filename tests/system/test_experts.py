@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from afd.agent.environment import cpu_environment
-from afd.agent.launcher import Launcher, describe_exit
+from afd.agent.exits import describe_exit
+from afd.agent.launcher import Launcher
 from afd.agent.run_directory import RunDirectory
 from afd.agent.vllm_arguments import complete, parse
 from afd.ffn import process

@@ -24,12 +24,17 @@ def test_a_child_that_answers_is_heard_over_what_libraries_print() -> None:
 
 def test_an_answer_before_a_crash_does_not_count() -> None:
     found = run(f"{ANSWER}; import os; os.abort()")
-    assert found.answer is None and found.problem == "killed by SIGABRT"
+    assert found.answer is None and found.problem == "was killed by SIGABRT"
+
+
+def test_a_signal_without_a_name_of_its_own_is_said_by_its_number() -> None:
+    found = run("import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 5)")
+    assert found == Outcome(None, "was killed by signal 39")
 
 
 def test_an_exception_is_the_reason() -> None:
     found = run("raise ImportError('libx.so: undefined symbol: y')")
-    assert found == Outcome(None, "exit code 1: ImportError: libx.so: undefined symbol: y")
+    assert found == Outcome(None, "exited with code 1: ImportError: libx.so: undefined symbol: y")
 
 
 def test_a_child_without_an_answer_has_a_problem() -> None:

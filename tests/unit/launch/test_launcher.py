@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from afd.agent.exits import describe_exit
 from afd.agent.launch_protocol import LAUNCHER_VARIABLE, MAX_MESSAGE
-from afd.agent.launcher import Child, Launcher, OwnLauncher, describe_exit, start_launcher
+from afd.agent.launcher import Child, Launcher, OwnLauncher, start_launcher
 from afd.errors import ConfigError, MismatchError, RoleFailedError
 from tests.unit.launch.forks import Forks, connected, environment, gone, wait_until
 
