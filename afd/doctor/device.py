@@ -10,6 +10,7 @@ from afd.doctor import child, socs
 from afd.doctor.check import GIB, Check, Finding, Group, Need, check, fail, judged, ok, skip
 from afd.doctor.image import VLLM_ASCEND, rebuild
 from afd.doctor.subject import Subject
+from afd.number_list import parse
 
 _PROGRAM = "afd.doctor.ascend"
 _ONE_S, _TWO_S, _COMPILE_S = 120.0, 300.0, 300.0
@@ -67,12 +68,15 @@ def npu(subject: Subject) -> Finding:
     slow=True,
 )
 def device_count(subject: Subject) -> Finding:
+    try:
+        chosen = parse(subject.env.get("ASCEND_RT_VISIBLE_DEVICES", ""))
+    except ValueError as error:
+        return fail(f"ASCEND_RT_VISIBLE_DEVICES: {error}", "see visible-devices")
     outcome = _ask(subject, "count", _ONE_S)
     if outcome.answer is None:
         return _silent(outcome)
     count = int(outcome.answer["count"])
-    chosen = subject.env.get("ASCEND_RT_VISIBLE_DEVICES")
-    wanted = len(chosen.split(",")) if chosen else len(subject.cards())
+    wanted = len(chosen or subject.cards())
     if count != wanted:
         return fail(
             f"{count} device(s)", "unset ASCEND_RT_VISIBLE_DEVICES, or see visible-devices", f"{wanted}"

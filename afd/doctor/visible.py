@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 
 from afd.doctor.check import Check, Finding, Group, Need, check, fail, ok, warn
 from afd.doctor.image import VLLM_ASCEND
@@ -84,16 +83,16 @@ def role_devices(subject: Subject) -> Finding:
     given = {name: subject.env.get(name, "") for name in (_ATTENTION, _FFN)}
     if not any(given.values()):
         return ok("neither is set")
-    there = _there(subject)
+    source, text = _source(subject)
+    try:
+        there = parse(text)
+    except ValueError as error:
+        repair = "write numbers and ranges such as 0-3,8 into it"
+        return fail(f"{source}: {error}", f"{repair}, or: unset {source}" if source == _CONTAINER else repair)
     half = max(1, len(there) // 2)
     remedy = f"use: docker run --env {_ATTENTION}={spell(there[:half])} --env {_FFN}={spell(there[half:])}"
     if len(there) < 2:
         remedy = f"give the container two devices, or unset both: unset {_ATTENTION}; unset {_FFN}"
-    for name, text in given.items():
-        if not text:
-            return warn(
-                f"{name} is not set, and the other one is; that is for a container with one role", remedy
-            )
     chosen: dict[str, tuple[int, ...]] = {}
     for name, text in given.items():
         try:
@@ -107,20 +106,24 @@ def role_devices(subject: Subject) -> Finding:
     absent = sorted({number for values in chosen.values() for number in values} - set(there))
     if absent:
         return fail(f"{told}: there is no {spell(absent)}, only {spell(there) or 'none'}", remedy)
+    for name, values in chosen.items():
+        if not values:
+            return warn(
+                f"{name} is not set, and the other one is; that is for a container with one role", remedy
+            )
     return ok(told)
 
 
-def _there(subject: Subject) -> Sequence[int]:
-    """The numbers that can be dealt out: of devices inside the container, on CPU of cores."""
+def _source(subject: Subject) -> tuple[str, str]:
+    """The numbers that can be dealt out (devices inside the container, on CPU cores) as a list, and who says so."""
     if subject.soc != "cpu":
-        visible = subject.env.get(_CONTAINER)
-        return parse(visible) if visible else list(range(len(subject.cards())))
-    if subject.running:
-        return sorted(os.sched_getaffinity(0))
-    text = subject.text("/sys/fs/cgroup/cpuset.cpus.effective") or subject.text(
-        "/sys/devices/system/cpu/online"
-    )
-    return parse(text.strip()) if text else list(range(os.cpu_count() or 1))
+        visible = subject.env.get(_CONTAINER, "")
+        return (_CONTAINER, visible) if visible.strip() else ("/dev", spell(range(len(subject.cards()))))
+    if not subject.running:
+        for name in ("/sys/fs/cgroup/cpuset.cpus.effective", "/sys/devices/system/cpu/online"):
+            if text := (subject.text(name) or "").strip():
+                return name, text
+    return "the affinity of this process", spell(sorted(os.sched_getaffinity(0)))
 
 
 CHECKS: tuple[Check, ...] = (visible_devices, role_devices)

@@ -54,6 +54,19 @@ def root(tmp_path: Path) -> Root:
     return made
 
 
+@pytest.mark.parametrize(
+    ("visible", "count", "status"),
+    [("0-1", 2, OK), ("1", 1, OK), (" ", 2, OK), ("0-1", 1, FAIL), ("0,", 1, FAIL)],
+)
+def test_ranges_of_visible_devices_are_counted_as_numbers(
+    root: Root, visible: str, count: int, status: str
+) -> None:
+    root.env["ASCEND_RT_VISIBLE_DEVICES"] = visible
+    found = run(root, "device-count", f'{{"count": {count}}}')
+    assert found.status == status, found
+    assert visible != "0," or "ASCEND_RT_VISIBLE_DEVICES" in found.found
+
+
 def run(root: Root, name: str, said: str) -> Finding:
     root.env["SAID"] = said
     (check,) = chosen([name])

@@ -41,7 +41,11 @@ def test_the_variables_of_both_layers_are_told_apart(
         ("0-1", "2-3", OK),
         ("0-2", "2-3", FAIL),
         ("0", "", WARN),
+        ("", "1-3", WARN),
         ("x", "1", FAIL),
+        ("x", "", FAIL),
+        ("", "2-1", FAIL),
+        ("9", "", FAIL),
         ("", "", OK),
     ],
 )
@@ -49,6 +53,37 @@ def test_roles_share_no_core(tmp_path: Path, attention: str, ffn: str, status: s
     root = Root(tmp_path, "cpu")
     root.env |= {"AFD_ATTENTION_DEVICES": attention, "AFD_FFN_DEVICES": ffn}
     assert visible.role_devices.run(root.subject()).status == status
+
+
+@pytest.mark.parametrize(("soc", "status"), [("a3", FAIL), ("cpu", OK)])
+def test_a_list_of_devices_that_cannot_be_read_is_named(tmp_path: Path, soc: str, status: str) -> None:
+    root = Root(tmp_path, soc)
+    root.env |= {
+        "ASCEND_RT_VISIBLE_DEVICES": "0,x",
+        "AFD_ATTENTION_DEVICES": "0",
+        "AFD_FFN_DEVICES": "1",
+    }
+    found = visible.role_devices.run(root.subject())
+    assert found.status == status
+    assert status == OK or "ASCEND_RT_VISIBLE_DEVICES: 'x' in '0,x'" in found.found
+
+
+@pytest.mark.parametrize(
+    ("cpuset", "status", "told"),
+    [
+        ("\n", OK, ""),  # a cgroup that has no set of its own
+        ("0-1\n", FAIL, "there is no 3, only 0,1"),
+        ("nonsense\n", FAIL, "/sys/fs/cgroup/cpuset.cpus.effective: 'nonsense'"),
+    ],
+)
+def test_cores_are_those_of_the_control_group_or_else_of_the_machine(
+    tmp_path: Path, cpuset: str, status: str, told: str
+) -> None:
+    root = Root(tmp_path, "cpu")
+    root.write("/sys/fs/cgroup/cpuset.cpus.effective", cpuset)
+    root.env |= {"AFD_ATTENTION_DEVICES": "0", "AFD_FFN_DEVICES": "3"}
+    found = visible.role_devices.run(root.subject())
+    assert found.status == status and told in found.found, found
 
 
 def test_one_card_cannot_be_dealt_out(tmp_path: Path) -> None:
