@@ -3,12 +3,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import sys
-from collections.abc import Iterator
-from itertools import islice
-from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
@@ -18,6 +13,7 @@ from afd.doctor.check import Check, Finding, Group, Need, check, fail, ok, skip,
 from afd.doctor.image import VLLM_ASCEND, of, rebuild
 from afd.doctor.subject import Subject
 from afd.images import conflicts
+from afd.images.bytecode import look
 
 SETUP = "run: make setup"
 PLATFORM_PLUGINS, GENERAL_PLUGINS = "vllm.platform_plugins", "vllm.general_plugins"
@@ -200,18 +196,12 @@ def bytecode(subject: Subject) -> Finding:
         directory = subject.package(package)
         if directory is None:
             continue
-        sources = list(islice(_sources(directory), _SAMPLE))
-        compiled = sum(os.path.exists(importlib.util.cache_from_source(source)) for source in sources)
-        if sources and compiled < 0.9 * len(sources):
-            missing.append(f"{package} {compiled}/{len(sources)}")
+        found = look(directory, most=_SAMPLE)
+        if not found.enough:
+            missing.append(f"{package} {found.sources - len(found.missing)}/{found.sources}")
     if missing:
         return warn(f"not compiled: {', '.join(missing)}", "")
     return ok(f"compiled: {', '.join(_LARGE)}")
-
-
-def _sources(directory: Path) -> Iterator[str]:
-    for root, _, files in os.walk(directory):
-        yield from (os.path.join(root, name) for name in sorted(files) if name.endswith(".py"))
 
 
 @check(

@@ -18,6 +18,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from afd.images.bytecode import look
 from afd.images.cell import Cell
 from afd.images.command import PREFIX
 from afd.images.rows import KERNEL_PREFIX
@@ -33,6 +34,8 @@ _FORBIDDEN_NPU = {
 }
 _ALIAS_MODULE = "afd_triton_cpu"  # of packages/triton-cpu; as a distribution it is called vllm
 _OUR_PLUGIN = "afd"
+# Importing these takes most of a start.
+_LARGE, _LARGE_NPU = ("afd", "vllm", "torch", "transformers"), ("torch_npu", "triton", "vllm_ascend")
 _PYTHONS_OWN = {"pip"}  # what an environment begins with, in the version of its Python
 _ASCEND_PLUGINS = {
     "vllm.platform_plugins": {"ascend"},
@@ -164,11 +167,11 @@ def plugins(tree: Tree) -> Iterator[str]:
 
 def bytecode(tree: Tree) -> Iterator[str]:
     """Compiled modules beside the sources: no container can write them later."""
-    for package in ("afd", "vllm", "torch", "transformers"):
-        sources = sorted((tree.site / package).glob("*.py"))
-        compiled = {p.name.partition(".")[0] for p in (tree.site / package / "__pycache__").glob("*.pyc")}
-        if missing := [p.name for p in sources if p.stem not in compiled]:
-            yield f"{package} is not compiled to bytecode ({len(missing)} of {len(sources)}, such as {missing[0]})"
+    for package in (*_LARGE, *(_LARGE_NPU if tree.cell.row else ())):
+        found = look(tree.site / package, f"cpython-{tree.cell.python.replace('.', '')}")
+        if not found.enough:
+            told = f"{len(found.missing)} of {found.sources} files, such as {found.missing[0]}"
+            yield f"{package} is not compiled to bytecode ({told})"
 
 
 def device_type(tree: Tree) -> Iterator[str]:

@@ -133,15 +133,25 @@ def test_an_image_without_operators_gets_an_empty_folder_for_them(tmp_path: Path
     assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
 
 
-def test_wheels_are_installed_compiled_so_that_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
-    (tmp_path / "wheels").mkdir()
-    with zipfile.ZipFile(tmp_path / "wheels/thing-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("thing.py", "VALUE = 1\n")
-        wheel.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
-        wheel.writestr(
+DIES = "import os, sys; 'compileall' in sys.orig_argv and os._exit(9)\n"
+"""A line that each Python of an environment runs when it starts: as if something killed the one that compiles."""
+
+
+def wheel(folder: Path, files: dict[str, str]) -> None:
+    """Puts the wheel of a distribution called thing into a folder."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "thing-1.0-py3-none-any.whl", "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+        made.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        made.writestr(
             "thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
-        wheel.writestr("thing-1.0.dist-info/RECORD", "")
+        made.writestr("thing-1.0.dist-info/RECORD", "")
+
+
+def test_wheels_are_installed_compiled_so_that_the_times_of_files_do_not_matter(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", {"thing.py": "VALUE = 1\n", "template.py": "{{ no Python }}\n"})
     prefix = tmp_path / "afd"
     (tmp_path / "none").mkdir()
     done = run("install.sh", sys.executable, str(prefix), str(tmp_path / "wheels"), str(tmp_path / "none"))
@@ -149,3 +159,10 @@ def test_wheels_are_installed_compiled_so_that_the_times_of_files_do_not_matter(
     (compiled,) = prefix.glob("lib/python3.*/site-packages/__pycache__/thing.*.pyc")
     # Bit 0: known by a hash. Bit 1, not set: and not looked at again.
     assert compiled.read_bytes()[4] == 1
+    assert "template.py" in done.stdout + done.stderr  # passed over, and said
+
+
+def test_a_compiler_that_does_not_come_to_its_end_ends_the_build(tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", {"thing.py": "VALUE = 1\n", "dies.pth": DIES})
+    done = run("install.sh", sys.executable, str(tmp_path / "afd"), str(tmp_path / "wheels"))
+    assert done.returncode == 9

@@ -139,6 +139,20 @@ FAULTS: dict[str, tuple[Callable[[Image], None], str]] = {
         "__editable__.left.pth: something is installed from a checkout",
     ),
     "no bytecode": (remove(f"{SITE}/vllm/__pycache__"), "vllm is not compiled to bytecode"),
+    "no bytecode below the top": (
+        remove(f"{SITE}/afd/connectors/__pycache__"),
+        "afd is not compiled to bytecode (1 of 4 files, such as connectors/registry.py)",
+    ),
+    "bytecode of another Python": (
+        lambda image: (
+            [
+                path.rename(path.with_name(path.name.replace("-312", "-311")))
+                for path in image.site.glob("torch/__pycache__/*")
+            ]
+            and None
+        ),
+        "torch is not compiled to bytecode (1 of 1 files, such as __init__.py)",
+    ),
     "another SOC": (
         write(f"{SITE}/vllm_ascend/_build_info.py", "__device_type__ = 'A2'\n"),
         "vLLM-Ascend was built for A2, this image is for A3",
@@ -195,6 +209,18 @@ def test_a_planted_fault_is_found_and_no_manifest_written(
     assert verify.main(image.words()) == 1
     assert says in capsys.readouterr().err
     assert manifest.read(image.tree.root) is None
+
+
+def test_a_few_files_that_are_no_python_may_lack_bytecode(image: Image) -> None:
+    for number in range(100):
+        image.module(f"torch.part{number}")
+    (image.site / "torch/template.py").write_text("{{ no Python }}")
+    assert list(installed.bytecode(image.tree)) == []
+    for number in range(3):
+        (image.site / f"torch/template{number}.py").write_text("{{ no Python }}")
+    assert list(installed.bytecode(image.tree)) == [
+        "torch is not compiled to bytecode (4 of 105 files, such as template.py)"
+    ]
 
 
 def test_a_reviewed_contradiction_is_no_fault(image: Image) -> None:

@@ -136,6 +136,8 @@ def make(root: Path, beside: Path) -> Image:
         folder, _, name = package.partition(".")
         (image.site / "afd" / folder).mkdir()
         (image.site / "afd" / folder / f"{name}.py").write_text(text)
+        (image.site / "afd" / folder / "__pycache__").mkdir()
+        (image.site / "afd" / folder / "__pycache__" / f"{name}.cpython-312.pyc").touch()
     operator_library(image.ascend_vendor, (), "ascend910_93")
     operator_library(image.operators, PINNED.images.operators.symbols, "ascend910_93")
     (root / installed.OPERATORS / "lib").mkdir()
