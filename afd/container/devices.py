@@ -18,7 +18,7 @@ from afd.agent import cores
 from afd.agent.cores import Cores
 from afd.errors import ConfigError
 from afd.number_list import parse, spell
-from afd.topology import Role, Topology
+from afd.topology import Role
 
 VARIABLES = {Role.ATTENTION: "AFD_ATTENTION_DEVICES", Role.FFN: "AFD_FFN_DEVICES"}
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
@@ -132,8 +132,3 @@ def _cpu(
     if not environment.get(THREADS):
         variables[THREADS] = str(plans[0].threads)
     return Share(variables, chosen)
-
-
-def ranks_here(role: Role, topology: Topology, local_replicas: int, tensor: int) -> int:
-    """How many ranks of ``role`` run in this container."""
-    return topology.num_ffn if role is Role.FFN else local_replicas * tensor

@@ -97,11 +97,6 @@ class SharedMemory:
         finally:
             fcntl.flock(lock, fcntl.LOCK_SH)
 
-    def keep_over_exec(self) -> None:
-        """Hold the lock for as long as the program lives that this process becomes."""
-        if self._lock >= 0:
-            os.set_inheritable(self._lock, True)
-
     def close(self) -> None:
         """Let go. Twice is fine."""
         lock, self._lock = self._lock, -1

@@ -19,6 +19,7 @@ may use. An import inside a function or under ``TYPE_CHECKING`` counts too.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -173,6 +174,15 @@ def foreign(sources: Iterable[Source]) -> list[str]:
         if top not in allowed:
             found.append(f"{edge}: not allowed in L{here}")
     return found
+
+
+def unlisted(sources: Iterable[Source], page: Source) -> list[str]:
+    """A page with a table of the layers has every package in it."""
+    named = {
+        name for row in page.text.splitlines() if row.startswith("|") for name in re.findall(r"`(\w+)`", row)
+    }
+    packages = {s.module.split(".")[1] for s in sources if s.module != "afd"}
+    return [f"{page.path}: no table has a row for {name}" for name in sorted(packages - named)]
 
 
 def cycles(sources: Iterable[Source]) -> list[str]:

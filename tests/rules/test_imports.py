@@ -40,6 +40,18 @@ def test_each_layer_imports_only_what_it_may_from_outside() -> None:
     clean(imports.foreign(AFD))
 
 
+@pytest.mark.parametrize("path", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_package_is_in_the_table_of_layers(path: str) -> None:
+    (page,) = (source for source in checkout() if source.path == path)
+    clean(imports.unlisted(AFD, page))
+
+
+def test_a_package_that_no_table_has_is_found() -> None:
+    page = Source("docs/page.md", "| doors | `cli` | the command `afd` |\n\n`pins` are read here.\n")
+    there = tuple(Source(f"afd/{name}.py", "") for name in ("__init__", "cli/main", "pins"))
+    assert imports.unlisted(there, page) == ["docs/page.md: no table has a row for pins"]
+
+
 def test_importing_any_l0_module_loads_neither_torch_nor_vllm(tmp_path: Path) -> None:
     modules = [s.module for s in AFD if imports.layer(s.module) == 0]
     assert len(modules) >= 10
