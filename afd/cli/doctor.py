@@ -18,7 +18,7 @@ from afd.doctor.subject import Subject
 from afd.errors import ConfigError
 
 # Those of afd.observe.server and afd.agent.plan, whose imports would double the time of this command.
-AGENT_PORT, API_PORT = 9300, 8000
+AGENT_HOST, AGENT_PORT, API_PORT = "0.0.0.0", 9300, 8000
 _HERE = Path("/")
 
 
@@ -53,6 +53,13 @@ _HERE = Path("/")
 )
 @click.option("--model", metavar="DIR", default="", help="Check that the files of this model can be read.")
 @click.option(
+    "--agent-host",
+    metavar="HOST",
+    default=AGENT_HOST,
+    show_default=True,
+    help="Address of the agent port to check.",
+)
+@click.option(
     "--agent-port",
     metavar="PORT",
     type=port,
@@ -75,6 +82,7 @@ def command(
     env_file: Path | None,
     uid: int | None,
     model: str,
+    agent_host: str,
     agent_port: int,
     api_port: int,
 ) -> int:
@@ -92,7 +100,7 @@ def command(
         for line in report.as_list(checks):
             click.echo(line)
         return report.NOTHING_FAILED
-    subject = _subject(ctx, root, env_file, uid, model, (agent_port, api_port))
+    subject = _subject(ctx, root, env_file, uid, model, (agent_host, agent_port), api_port)
     results = list(table.examine(subject, checks, slow=bool(only)))
     if as_json:
         click.echo(json.dumps(report.as_data(results, afd_version()), indent=2))
@@ -103,7 +111,13 @@ def command(
 
 
 def _subject(
-    ctx: click.Context, root: Path, env_file: Path | None, uid: int | None, model: str, ports: tuple[int, int]
+    ctx: click.Context,
+    root: Path,
+    env_file: Path | None,
+    uid: int | None,
+    model: str,
+    agent: tuple[str, int],
+    api_port: int,
 ) -> Subject:
     root = root.resolve()
     running = root == _HERE
@@ -113,8 +127,9 @@ def _subject(
         env=env,
         loads=running,
         config=_config(ctx, env),
-        agent_port=ports[0],
-        api_port=ports[1],
+        agent_host=agent[0],
+        agent_port=agent[1],
+        api_port=api_port,
         model=model,
     )
     return subject if uid is None else subject.as_user(uid)

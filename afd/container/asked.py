@@ -27,7 +27,13 @@ class Asked:
     vllm: VllmArguments
     config: AFDConfig
     origins: Mapping[str, str]
+    agent_host: str
     agent_port: int
+
+    @property
+    def agent(self) -> tuple[str, int]:
+        """Where its agent listens."""
+        return self.agent_host, self.agent_port
 
     @property
     def attention_ranks(self) -> int:
@@ -58,5 +64,6 @@ def read(role: Role, argv: Sequence[str], environment: Mapping[str, str] | None 
         vllm=arguments,
         config=resolved.config,
         origins=resolved.origins,
+        agent_host=ctx.params["agent_host"],
         agent_port=ctx.params["agent_port"],
     )

@@ -141,7 +141,7 @@ def _role(role: Role | None, argv: Sequence[str], environment: Mapping[str, str]
     memory = surroundings.SharedMemory()
     try:
         _say_cleared(memory.claim())
-        files.agents({str(asked.role): asked.agent_port})
+        files.agents({str(asked.role): asked.agent})
         command = [sys.executable, "-m", "afd.cli.main", "serve", str(asked.role), *asked.argv]
         return as_exit_code(
             Child(command, {**environment, **share.variables}, affinity=share.affinity).wait()

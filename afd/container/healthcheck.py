@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 AGENTS = "agents.json"
+LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to ask who listens on all addresses."""
 HEALTHY, UNHEALTHY, USAGE = 0, 1, 64
 
 
@@ -48,24 +50,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(path: str, timeout_s: float) -> tuple[bool, str]:
     """Ask every agent for ``path``: whether all say yes, and what each said."""
     deadline = time.monotonic() + timeout_s
-    directory = os.environ.get("AFD_RUN_DIR") or f"{tempfile.gettempdir()}/afd-{os.geteuid()}"
+    directory = f"{os.environ.get('AFD_RUN_DIR') or tempfile.gettempdir()}/afd-{os.geteuid()}"
     try:
-        ports: dict[str, int] = json.loads(Path(directory, AGENTS).read_text(encoding="utf-8"))
+        agents: dict[str, tuple[str, int]] = json.loads(Path(directory, AGENTS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return False, f"no role runs in this container (no {directory}/{AGENTS})"
     except (OSError, ValueError) as error:
         return False, f"{directory}/{AGENTS}: {error}"
-    if not ports:
+    if not agents:
         return False, "the agent has a free port of its own choice (--agent-port 0), which nobody else knows"
-    said = {role: ask(port, path, deadline) for role, port in ports.items()}
+    said = {role: ask(host, port, path, deadline) for role, (host, port) in agents.items()}
     return all(status == 200 for status, _ in said.values()), ", ".join(
         f"{r}: {words}" for r, (_, words) in said.items()
     )
 
 
-def ask(port: int, path: str, deadline: float) -> tuple[int, str]:
-    """Status and state of one agent; status 0 when it does not answer in time."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=max(0.05, deadline - time.monotonic()))
+def ask(host: str, port: int, path: str, deadline: float) -> tuple[int, str]:
+    """Status and state of one agent, which listens at ``host``; status 0 when it does not answer in time."""
+    host = LOOPBACK.get(host, host)
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    connection = http.client.HTTPConnection(host, port, timeout=max(0.05, deadline - time.monotonic()))
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -73,7 +77,7 @@ def ask(port: int, path: str, deadline: float) -> tuple[int, str]:
         reason = body.get("reason")
         return response.status, f"{body['state']}{f' ({reason})' if reason else ''}"
     except (OSError, http.client.HTTPException, ValueError, KeyError, AttributeError) as error:
-        return 0, f"no answer on port {port}: {error or type(error).__name__}"
+        return 0, f"no answer at {where}: {error or type(error).__name__}"
     finally:
         connection.close()
 

@@ -133,7 +133,7 @@ def _run(pair: Pair, files: RunFiles, environment: Mapping[str, str]) -> int:
             {"command": command, "affinity": share.affinity, "variables": dict(share.variables)},
         )
     (directory / supervisor_conf.CONF).write_text(conf, encoding="utf-8")
-    files.agents({str(asked.role): asked.agent_port for asked in (pair.attention, pair.ffn)})
+    files.agents({str(asked.role): asked.agent for asked in (pair.attention, pair.ffn)})
     pipes = {name: _pipe(directory / f"{name}.out") for name in ("ffn", "attention", "watch")}
     ours, theirs = os.pipe()
     pipes["supervisord"] = ours

@@ -48,7 +48,7 @@ def _settings(subject: Subject) -> AFDConfig:
 )
 def rendezvous_port(subject: Subject) -> Finding:
     settings = _settings(subject)
-    return port(settings.host, settings.port)
+    return port(settings.host, settings.port, elsewhere=True)
 
 
 @check(
@@ -61,7 +61,7 @@ def rendezvous_port(subject: Subject) -> Finding:
     needs=(Need.RUNNING,),
 )
 def agent_port(subject: Subject) -> Finding:
-    return port("127.0.0.1", subject.agent_port)
+    return port(subject.agent_host, subject.agent_port)
 
 
 @check(
@@ -77,8 +77,8 @@ def api_port(subject: Subject) -> Finding:
     return port("0.0.0.0", subject.api_port)
 
 
-def port(host: str, number: int) -> Finding:
-    """Whether ``host``:``number`` can be listened on now."""
+def port(host: str, number: int, *, elsewhere: bool = False) -> Finding:
+    """Whether ``host``:``number`` can be listened on now; ``elsewhere`` says that it may be of another host."""
     where = f"{host}:{number}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -96,7 +96,9 @@ def port(host: str, number: int) -> Finding:
             if error.errno == errno.EADDRINUSE:
                 return fail(f"{where} is in use by {owner(number)}", "end it, or choose another port")
             if error.errno == errno.EADDRNOTAVAIL:
-                return skip(f"{host} is an address of another host; the rendezvous is there")
+                if elsewhere:
+                    return skip(f"{host} is an address of another host; the rendezvous is there")
+                return fail(f"{host} is no address of this host", "give one of its own, or 0.0.0.0 for all")
             if error.errno == errno.EACCES:
                 return fail(f"{where}: {error.strerror}", privileged(number))
             return fail(f"{where}: {error.strerror}", "choose another port")

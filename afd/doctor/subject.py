@@ -62,6 +62,7 @@ class Subject:
     groups: frozenset[int] = field(default_factory=lambda: frozenset((os.getegid(), *os.getgroups())))
     loads: bool = True
     config: AFDConfig | ConfigError = field(default_factory=AFDConfig)
+    agent_host: str = "0.0.0.0"
     agent_port: int = 9300
     api_port: int = 8000
     model: str = ""

@@ -44,7 +44,7 @@ class Node:
         """``arguments`` come after all others; ``under`` is a command that runs the entry point, such as unshare."""
         directory.mkdir(parents=True, exist_ok=True)
         self.layout = layout
-        self.run_directory = directory / "run"
+        self.run_directory = directory / f"afd-{os.geteuid()}"
         self.log = directory / "node.log"
         api, agent = free_port(), _two_free_ports()
         self.api_url = f"http://127.0.0.1:{api}"
@@ -75,7 +75,7 @@ class Node:
         self.argv += arguments
         self.environment = {
             **base_environment(),
-            "AFD_RUN_DIR": str(self.run_directory),
+            "AFD_RUN_DIR": str(directory),
             **(environment or {}),
         }
         if launcher is not None:

@@ -37,9 +37,15 @@ class Agent(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def agent() -> Iterator[int]:
-    server = HTTPServer(("127.0.0.1", 0), Agent)
+class V6(HTTPServer):
+    address_family = socket.AF_INET6
+
+
+@pytest.fixture(params=["127.0.0.1"])
+def agent(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Its port; it listens on the address that is the parameter."""
+    host = request.param
+    server = (V6 if ":" in host else HTTPServer)((host, 0), Agent)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server.server_address[1]
@@ -61,15 +67,33 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def test_it_is_healthy_when_every_agent_lives(
     agent: int, files: RunFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files.agents({"attention": agent, "ffn": agent})
+    files.agents({"attention": ("0.0.0.0", agent), "ffn": ("0.0.0.0", agent)})
     assert healthcheck.main([]) == 0
     assert said(capsys) == "healthy: attention: loading, ffn: loading"
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ("0.0.0.0", "0.0.0.0"),
+        ("127.0.0.1", ""),
+        ("127.0.0.5", "127.0.0.5"),
+        ("::", "::"),
+        ("::1", "::1"),
+        ("::1", "0:0:0:0:0:0:0:1"),
+        ("127.0.0.1", "localhost"),
+    ],
+    indirect=["agent"],
+)
+def test_an_agent_is_asked_at_the_address_on_which_it_listens(agent: int, told: str, files: RunFiles) -> None:
+    files.agents({"ffn": (told, agent)})
+    assert healthcheck.check("/livez", 5) == (True, "ffn: loading")
 
 
 def test_readiness_is_asked_for_with_a_flag(
     agent: int, files: RunFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files.agents({"ffn": agent})
+    files.agents({"ffn": ("0.0.0.0", agent)})
     assert healthcheck.main(["--ready"]) == 1
     assert said(capsys) == "unhealthy: ffn: loading (weights)"
 
@@ -77,14 +101,14 @@ def test_readiness_is_asked_for_with_a_flag(
 def test_one_agent_that_does_not_answer_makes_it_unhealthy(
     agent: int, files: RunFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files.agents({"attention": agent, "ffn": DEAD})
+    files.agents({"attention": ("127.0.0.1", agent), "ffn": ("127.0.0.1", DEAD)})
     assert healthcheck.main([]) == 1
-    assert "attention: loading, ffn: no answer on port 1: [Errno 111]" in said(capsys)
+    assert "attention: loading, ffn: no answer at 127.0.0.1:1: [Errno 111]" in said(capsys)
 
 
 def test_an_agent_that_hangs_does_not_hang_the_check(files: RunFiles) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        files.agents({"ffn": deaf.getsockname()[1], "attention": deaf.getsockname()[1]})
+        files.agents({"ffn": deaf.getsockname(), "attention": deaf.getsockname()})
         begun = time.monotonic()
         assert healthcheck.main(["--timeout", "0.3"]) == 1
     assert time.monotonic() - begun < 1
@@ -99,7 +123,7 @@ def test_without_a_role_it_is_unhealthy_and_says_so(
 
 
 def test_a_port_that_nobody_knows_is_unhealthy(files: RunFiles, capsys: pytest.CaptureFixture[str]) -> None:
-    files.agents({"ffn": 0})
+    files.agents({"ffn": ("0.0.0.0", 0)})
     assert healthcheck.main([]) == 1
     assert "--agent-port 0" in said(capsys)
 
@@ -114,10 +138,13 @@ def test_it_looks_where_the_entry_point_writes(monkeypatch: pytest.MonkeyPatch, 
     assert healthcheck.AGENTS == run_files.AGENTS
     monkeypatch.delenv(run_files.VARIABLE, raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    files = RunFiles({})
-    files.agents({"ffn": DEAD})
-    assert "port 1" in healthcheck.check("/livez", 1)[1]
-    files.close()
+    for chosen in ({}, {run_files.VARIABLE: str(tmp_path / "chosen")}):
+        for name, value in chosen.items():
+            monkeypatch.setenv(name, value)
+        files = RunFiles(os.environ)
+        files.agents({"ffn": ("", DEAD)})
+        assert "127.0.0.1:1" in healthcheck.check("/livez", 1)[1]
+        files.close()
 
 
 def test_it_imports_nothing_of_afd_but_its_package() -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from afd.container import supervisor_conf, watch
+from afd.container.run_files import OURS
 from afd.container.verdict import End
 from afd.errors import ConfigError
 
@@ -90,6 +91,7 @@ def test_the_end_of_a_role_ends_the_container_in_time_and_no_role_starts_again(
     assert seconds < LIMIT_S
     log = (found.directory / supervisor_conf.LOG).read_text()
     assert [log.count(f"spawned: '{role}'") for role in watch.ROLES] == [1, 1]
+    assert [name for name in os.listdir(found.directory) if not OURS.fullmatch(name)] == []
 
 
 def test_a_wrong_configuration_does_not_wait_for_last_words(pair: Callable[[str, str], Pair]) -> None:

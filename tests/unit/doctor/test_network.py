@@ -25,8 +25,23 @@ def test_a_port_in_use_is_named_with_its_owner() -> None:
     assert network.agent_port.run(Subject(agent_port=free_port())).status == OK
 
 
+def test_an_agent_port_in_use_at_another_address_than_the_loopback_one_is_found() -> None:
+    with socket.create_server(("127.0.0.5", 0)) as taken:
+        host, number = taken.getsockname()
+        assert (
+            network.agent_port.run(Subject(agent_port=number)).status == FAIL
+        )  # all addresses: this one, too
+        assert network.agent_port.run(Subject(agent_host=host, agent_port=number)).status == FAIL
+        assert network.agent_port.run(Subject(agent_host="127.0.0.1", agent_port=number)).status == OK
+
+
+def test_an_agent_host_that_is_not_this_ones_is_a_fault() -> None:
+    found = network.agent_port.run(Subject(agent_host="192.0.2.1"))
+    assert found.status == FAIL and "192.0.2.1 is no address of this host" in found.found
+
+
 def test_the_rendezvous_on_another_host_is_not_judged_here() -> None:
-    assert network.port("192.0.2.1", 9310).status == SKIP
+    assert network.port("192.0.2.1", 9310, elsewhere=True).status == SKIP
 
 
 def test_a_host_that_has_no_address_is_a_warning() -> None:
