@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from afd.agent.vllm_arguments import VllmArguments
 from afd.config import AFDConfig
-from afd.errors import ConfigError
+from afd.errors import ConfigError, UnsupportedError
 
 KEY_FLAG, KEY_VARIABLE = "--api-key", "VLLM_API_KEY"
 HUB_FLAG, HUB_VARIABLES = "--hf-token", ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_VARIABLES = {KEY_FLAG: KEY_VARIABLE, HUB_FLAG: HUB_VARIABLES[0]}
 SHORTEST = 4
 """Characters of a word that is worth to be hidden. To blank out every "a" would leave nothing to read."""
 BLANK = "***"
@@ -39,7 +40,7 @@ class Secrets:
 
 def of_role(arguments: VllmArguments, environment: Mapping[str, str], config: AFDConfig) -> Secrets:
     """Those that a role knows."""
-    words = [*arguments.values.get(KEY_FLAG, ()), *arguments.values.get(HUB_FLAG, ())]
+    words = [word for given in arguments.given if given.flag in _VARIABLES for word in given.values]
     words += [environment.get(name, "") for name in (KEY_VARIABLE, *HUB_VARIABLES)]
     try:
         words.append((config.token() or b"").decode("utf-8", "replace"))
@@ -62,6 +63,17 @@ def off_the_command_line(arguments: VllmArguments) -> tuple[list[str], dict[str,
         flags.append(HUB_FLAG)
         variables[HUB_VARIABLES[0]] = tokens[0]
     return flags, variables
+
+
+def refuse_what_stays(arguments: VllmArguments) -> None:
+    """Raises UnsupportedError for keys and tokens that :func:`off_the_command_line` has no variable for."""
+    gone, _ = off_the_command_line(arguments)
+    for given in arguments.given:
+        if given.flag in _VARIABLES and given.flag not in gone and given.values:
+            raise UnsupportedError(
+                f"{given.flag}: give one value, once, or {_VARIABLES[given.flag]}; more would have to stay on command "
+                "lines, which everybody on this machine can read"
+            )
 
 
 def command_line_without(

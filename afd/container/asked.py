@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from afd import config
-from afd.agent import vllm_arguments
+from afd.agent import secrets, vllm_arguments
 from afd.agent.share import DATA, TENSOR, size
 from afd.agent.vllm_arguments import VllmArguments
 from afd.cli import options, serve
@@ -51,6 +51,7 @@ def read(role: Role, argv: Sequence[str], environment: Mapping[str, str] | None 
     given: tuple[str, ...] = ctx.params["vllm_args"]
     options.refuse_unknown(given)
     arguments = vllm_arguments.parse(given)
+    secrets.refuse_what_stays(arguments)
     resolved = config.resolve(
         options.flags(ctx),
         os.environ if environment is None else environment,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from afd.container import single_node
-from afd.errors import ConfigError
+from afd.errors import ConfigError, UnsupportedError
 from afd.topology import Role
 
 MODEL = "builtin:tiny-deepseek-v2"
@@ -33,6 +33,27 @@ def test_keys_and_tokens_leave_the_command_line_for_the_environment() -> None:
     assert pair.variables == {"VLLM_API_KEY": "sk-secret", "HF_TOKEN": "hf-secret"}
     assert "secret" not in " ".join((*pair.attention.argv, *pair.ffn.argv)) + str(pair)
     assert pair.hide.hide("key sk-secret, token hf-secret") == "key ***, token ***"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--api-key", "sk-one", "sk-two"),
+        ("--api-key=sk-one", "--port", "1", "--api_key"),
+        ("--hf-token", "sk-one", "--hf-token"),
+    ],
+)
+def test_secrets_that_would_stay_on_command_lines_are_refused_and_not_quoted(words: tuple[str, ...]) -> None:
+    with pytest.raises(UnsupportedError, match=r"give one value, once, or (VLLM_API_KEY|HF_TOKEN)") as caught:
+        single_node.plan([MODEL, *words], {})
+    assert "sk-" not in str(caught.value)
+
+
+def test_of_several_keys_the_last_one_counts_and_none_stays() -> None:
+    pair = single_node.plan([MODEL, "--api-key", "sk-one", "--api-key", "sk-two"], {})
+    assert pair.variables == {"VLLM_API_KEY": "sk-two"}
+    assert "sk-" not in " ".join((*pair.attention.argv, *pair.ffn.argv))
+    assert "sk-" not in pair.hide.hide("sk-one sk-two")
 
 
 def test_ffn_may_have_its_files_elsewhere() -> None:
