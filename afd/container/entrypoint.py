@@ -26,7 +26,7 @@ from afd.config import nearest, options
 from afd.container import devices, pod, surroundings
 from afd.container.asked import Asked, read
 from afd.container.devices import Share
-from afd.container.init import Child, as_exit_code, hold_signals
+from afd.container.init import Child, as_exit_code, hear_all, hold_signals
 from afd.container.run_files import RunFiles
 from afd.errors import AFDError, ConfigError
 from afd.topology import Role
@@ -218,6 +218,7 @@ MODES: dict[str, Mode] = {
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Go on as another program, with the signals as it expects them."""
     sys.stdout.flush()
+    hear_all()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execvpe(command[0], list(command), dict(environment))

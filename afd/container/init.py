@@ -32,6 +32,12 @@ def hold_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
 
 
+def hear_all() -> None:
+    """Do to the signals that Python ignores what they do to other programs: a program that is run next inherits it."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Child:
     """A program that runs below this process, which must have one thread only while it is made."""
 
@@ -57,6 +63,7 @@ class Child:
                     os.sched_setaffinity(0, affinity)
                 if output is not None:
                     os.dup2(output, 1), os.dup2(output, 2)
+                hear_all()
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
                 os.execvpe(command[0], list(command), dict(environment))
             except OSError as error:

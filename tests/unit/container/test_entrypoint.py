@@ -81,6 +81,9 @@ def test_without_arguments_it_says_what_a_container_can_do(run: Run) -> None:
         (SINGLE, {"AFD_FFN_DEVICES": "0"}, "AFD_FFN_DEVICES is set and AFD_ATTENTION_DEVICES is not"),
         ((*SINGLE, "--ffn-model"), {}, "--ffn-model: a directory is missing"),
         ((*SINGLE, "--shutdown-timeout", "soon"), {}, "'soon' is not an integer"),
+        ((*SINGLE, "--api-key", "sk-one", "sk-two"), {}, "--api-key: give one value, once, or VLLM_API_KEY"),
+        (("attention", "m", "--api-key", "sk-one", "sk-two"), {}, "--api-key: give one value"),
+        (("ffn", "m", "--api_key=sk-one", "--api-key"), {}, "--api-key: give one value"),
         (("smoke", "--controll", "x"), {}, "No such option"),
         (("smoke", "--golden", "/nonexistent"), {}, "golden answers /nonexistent"),
         (("smoke", "--control", "token"), {}, "needs golden answers"),
@@ -104,6 +107,19 @@ def test_any_other_command_takes_the_place_of_the_entry_point(run: Run) -> None:
     assert (done.returncode, done.stdout.split()[1]) == (9, "set()")
     killed = run(sys.executable, "-c", "import os; os.kill(os.getpid(), 15)")
     assert killed.returncode == -signal.SIGTERM
+
+
+def test_any_other_command_has_no_signal_ignored_that_python_ignores(run: Run) -> None:
+    assert ignored(run("cat", "/proc/self/status").stdout) == set()
+    # As a shell sees it: the writer ends when its reader does.
+    assert run("bash", "-c", "set -o pipefail; yes | head -n 1").returncode == 128 + signal.SIGPIPE
+
+
+def ignored(status: str) -> set[str]:
+    """Of the signals that Python ignores from its start on, those that a process with this status ignores."""
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    python = (signal.SIGPIPE, signal.SIGXFSZ)
+    return {number.name for number in python if int(mask, 16) >> (number - 1) & 1}
 
 
 def test_a_command_gets_a_home_and_a_name(run: Run, tmp_path: Path) -> None:

@@ -109,6 +109,13 @@ def test_orphans_are_reaped_while_the_program_runs() -> None:
     assert ended(process) == 0
 
 
+def test_the_program_has_no_signal_ignored_that_python_ignores() -> None:
+    parent = PARENT.replace('[sys.executable, "-c", sys.argv[1]]', '["cat", "/proc/self/status"]')
+    done = subprocess.run([sys.executable, "-c", parent, ""], capture_output=True, text=True, timeout=20)
+    (mask,) = (line.split()[1] for line in done.stdout.splitlines() if line.startswith("SigIgn:"))
+    assert not int(mask, 16) & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
+
+
 def test_a_program_that_cannot_be_run_is_said_and_ends_with_127() -> None:
     parent = PARENT.replace('[sys.executable, "-c", sys.argv[1]]', '["/no/such/program"]')
     done = subprocess.run([sys.executable, "-c", parent, ""], capture_output=True, text=True, timeout=20)
