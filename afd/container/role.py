@@ -2,7 +2,8 @@
 """Becomes one role: ``python -m afd.container.role FILE``, as supervisord runs it.
 
 FILE holds the command line, the cores and the extra variables of the role, so that supervisord's configuration holds
-nothing that a user has written. The role ends with supervisord, and gets no signal before it listens.
+nothing that a user has written. The role ends with supervisord, and gets no signal before it listens: those of a stop
+are blocked when it starts (:mod:`afd.container.supervisord`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,11 @@ import sys
 from pathlib import Path
 
 from afd.agent.launch_protocol import die_with_parent
-from afd.agent.threads import block_signals
 
 
 def main(path: str) -> None:
     """Never returns."""
     die_with_parent(os.getppid())
-    block_signals()
     role = json.loads(Path(path).read_text(encoding="utf-8"))
     if role["affinity"]:
         os.sched_setaffinity(0, role["affinity"])

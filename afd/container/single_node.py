@@ -138,9 +138,8 @@ def _run(pair: Pair, files: RunFiles, environment: Mapping[str, str]) -> int:
     ours, theirs = os.pipe()
     pipes["supervisord"] = ours
     supervisord = Child(
-        [sys.executable, "-m", "supervisor.supervisord", "-c", str(directory / supervisor_conf.CONF)],
+        [sys.executable, "-m", "afd.container.supervisord", "-c", str(directory / supervisor_conf.CONF)],
         environment,
-        blocked=(),
         output=theirs,
     )
     os.close(theirs)

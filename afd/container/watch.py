@@ -18,6 +18,7 @@ from typing import Any
 
 from supervisor import childutils
 
+from afd.agent.threads import unblock_signals
 from afd.container.run_files import write
 from afd.container.verdict import End
 from afd.errors import ConfigError
@@ -72,6 +73,7 @@ class Watch:
 
 def main(directory: str) -> None:
     """Never returns: supervisord ends it."""
+    unblock_signals()
     watch = Watch(Path(directory), childutils.getRPCInterface(os.environ).supervisor)
     watch.look()
     while True:

@@ -174,7 +174,7 @@ def test_the_supervisor_and_the_listener_may_be_killed_too(nodes: Nodes, proofs:
     listener.kill()
     until(lambda: not listener.is_running(), 5, "the end of the listener")
     assert differences(node.api_url, *proofs("v2")) == []
-    supervisord = next(process for process in below if "supervisor.supervisord" in process.cmdline())
+    supervisord = next(process for process in below if "afd.container.supervisord" in process.cmdline())
     node.observe()
     supervisord.kill()
     assert node.wait(20) == 71

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from afd.container import supervisor_conf, watch
+from afd.container.init import STOPS
 from afd.container.run_files import OURS
 from afd.container.verdict import End
 from afd.errors import ConfigError
@@ -47,7 +48,9 @@ class Pair:
             (directory / f"{role}.json").write_text(json.dumps(role_file))
         conf = directory / supervisor_conf.CONF
         conf.write_text(supervisor_conf.render(directory, root=os.geteuid() == 0))
-        self.process = subprocess.Popen([sys.executable, "-m", "supervisor.supervisord", "-c", str(conf)])
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # as the entry point starts it
+        self.process = subprocess.Popen([sys.executable, "-m", "afd.container.supervisord", "-c", str(conf)])
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def end(self) -> tuple[list[End], float]:
         """How the roles ended, and the seconds from when that was noted to the end of everything."""
@@ -126,6 +129,58 @@ def test_a_stop_reaches_each_role_as_one_signal_and_both_ends_are_noted(
             child.terminate()
     ends, _ = found.end()
     assert sorted(ends, key=lambda end: end.role) == [End("attention", 0), End("ffn", 0)]
+
+
+SLOW = """
+import os, sys, time
+if os.environ["SLOW"] in sys.orig_argv:
+    time.sleep(1)
+"""
+"""Python runs this before anything else when it finds it as sitecustomize: the moments of its start, made longer."""
+
+
+@pytest.fixture
+def slow(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a module start slowly."""
+    directory = tmp_path_factory.mktemp("start")
+    (directory / "sitecustomize.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(directory))
+    return lambda module: monkeypatch.setenv("SLOW", module)
+
+
+def test_a_stop_while_the_python_of_a_role_starts_waits_until_the_role_listens(
+    pair: Callable[[str, str], Pair], slow: Callable[[str], None]
+) -> None:
+    slow("afd.container.role")
+    found = pair(STAYS, STAYS)
+    (found.directory / watch.STOPPING).touch()
+    for role in watch.ROLES:
+        found.child(f"{role}.json").terminate()
+    ends, _ = found.end()
+    assert sorted(ends, key=lambda end: end.role) == [End("attention", 0), End("ffn", 0)]
+
+
+def test_a_stop_while_the_python_of_the_supervisor_starts_ends_it_before_a_role_runs(
+    pair: Callable[[str, str], Pair], slow: Callable[[str], None]
+) -> None:
+    slow("afd.container.supervisord")
+    found = pair(STAYS, STAYS)
+    time.sleep(0.3)
+    found.process.terminate()
+    assert found.process.wait(LIMIT_S) == 0
+    assert "spawned" not in (found.directory / supervisor_conf.LOG).read_text()
+
+
+def test_the_supervisor_itself_ends_at_a_stop_with_all_it_started(pair: Callable[[str, str], Pair]) -> None:
+    found = pair(STAYS, STAYS)
+    roles = [found.child(f"{role}.json") for role in watch.ROLES]
+    listener = found.child("afd.container.watch")
+    time.sleep(0.5)
+    begun = time.monotonic()
+    found.process.terminate()
+    assert found.process.wait(LIMIT_S) == 0
+    assert time.monotonic() - begun < 2 * supervisor_conf.KILL_S
+    assert not psutil.wait_procs([*roles, listener], timeout=1)[1]
 
 
 def test_the_configuration_is_one_that_supervisord_reads_and_holds_nothing_of_the_user(
