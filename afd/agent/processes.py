@@ -243,11 +243,12 @@ class Processes:
             before_the_model()
             self._leftovers.observe(roots)
 
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().run_in_executor(None, observe)
-        done, _ = await asyncio.wait({self._looking}, timeout=limit_s)  # wait_for may lose a cancellation
+        looking = self._looking
+        if looking is None or looking.done():
+            looking = self._looking = asyncio.get_running_loop().run_in_executor(None, observe)
+        done, _ = await asyncio.wait({looking}, timeout=limit_s)  # wait_for may lose a cancellation
         if done:
-            self._looking.result()
+            looking.result()
         else:
             log.warning("could not see within %.1f s what the role's processes use", limit_s)
 

@@ -15,6 +15,7 @@ from afd.agent.processes import Processes
 from afd.agent.stall import STOPPED, StallWatch, first_failure, while_none_is_stopped
 from afd.control.abort import Cause
 from afd.control.group import Control
+from afd.control.handshake import names
 from afd.control.hub import LocalHub
 from afd.errors import RoleFailedError
 from afd.topology import Rank, Role
@@ -105,6 +106,8 @@ class Stopping:
         """FFN's part of a stop. Returns what went wrong."""
         stop, left, aborting = self.stop, self.left, self.aborting
         drain_s = drain_budget_s(self.control)
+        if sum(hello.role is Role.ATTENTION for hello in self.control.hellos) > 1:
+            drain_s *= 2  # replicas without the API server stop when that one has left
         hurried = asyncio.create_task(stop.hurried.wait())
         failing = asyncio.create_task(self.processes.first_failure())
         ends: list[asyncio.Future[Any]] = [left, aborting, hurried, failing]
@@ -116,19 +119,26 @@ class Stopping:
         if left.done():  # ranks to which all of Attention said good-bye end now; others wait for a step
             await self.processes.wait(FAREWELL_S)
         elif not aborting.done() and not stop.hurried.is_set():
-            return f"Attention did not leave within {drain_s + LEAVE_S:.0f} s of the stop"
+            late = [
+                rank for rank in self.control.topology.role_ranks(Role.ATTENTION) if rank not in self.gone
+            ]
+            return (
+                f"{names(late)} did not leave within {drain_s + LEAVE_S:.0f} s of the stop; give Attention more with "
+                "--shutdown-timeout"
+            )
         return ""
 
     async def _until_head_left(self) -> str:
         """What replicas do whose API server is elsewhere: serve until that one's agent has left. Returns what went
         wrong."""
         head = Rank(Role.ATTENTION, 0)
-        deadline = time.monotonic() + self.plan.drain_s + LEAVE_S
+        limit_s = self.plan.drain_s + LEAVE_S
+        deadline = time.monotonic() + limit_s
         while head not in self.gone:
             if self.aborting.done() or self.stop.hurried.is_set():
                 return ""
             if time.monotonic() > deadline:
-                return f"{head} did not leave within {self.plan.drain_s + LEAVE_S:.0f} s of the stop"
+                return f"{head} did not leave within {limit_s:.0f} s of the stop; see --shutdown-timeout"
             await asyncio.sleep(POLL_S)
         return ""
 

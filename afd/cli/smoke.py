@@ -51,7 +51,7 @@ _WIDE = 1000
 @click.option(
     "--transport",
     default=AFDConfig().transport,
-    type=click.Choice(["auto", "shm"]),
+    type=click.Choice(["auto", "shm", "collective"]),
     help="What moves tensors between the roles.",
 )
 @click.option(
