@@ -42,6 +42,9 @@ NONE, EXPERT, TOKEN = "none", "expert", "token"
 ZEROED = ".layers.2.mlp.experts.3."
 """What the control "expert" takes from FFN: one expert of one layer."""
 DIFFERENT = 71
+NOT_NOTICED = 1
+"""Of a control: the comparison failed not, or not alone. What is 71 for a run without one is this, too: a role that
+failed is not what a control looks for."""
 
 Say = Callable[[str], None]
 
@@ -54,13 +57,26 @@ Say = Callable[[str], None]
     "--control",
     default=NONE,
     type=click.Choice([NONE, EXPERT, TOKEN]),
-    help="Must end with 71: one expert of FFN's is zeroed, or one golden token is another.",
+    help="Must end with 71, and ends with 1 for anything else that goes wrong: one expert of FFN's is zeroed, or one "
+    "golden token is another.",
 )
 @click.option(
     "--record", type=click.Path(path_type=Path), help=f"Write a record into this directory [{RECORDS}]."
 )
 def command(golden: Path | None, control: str, record: Path | None) -> int:
     """Both roles with a built-in model, compared with native vLLM. Exit code 0 when all answers agree, 71 when not."""
+    try:
+        return start(golden, control, record)
+    except (AFDError, OSError) as error:
+        code = error.exit_code if isinstance(error, AFDError) else ResourceError.exit_code
+        if control == NONE or code != DIFFERENT:
+            raise
+        _fail(error)
+        return NOT_NOTICED
+
+
+def start(golden: Path | None, control: str, record: Path | None) -> int:
+    """Find the golden answers, and run with them; without them become `afd smoke`."""
     golden = golden or _named(GOLDEN)
     record = record or _named(RECORDS)
     if golden is None and not DEFAULT_GOLDEN.exists():
@@ -95,8 +111,21 @@ def run(golden: Golden, control: str, record: Path | None) -> int:
         suffix = "single-node" if control == NONE else f"single-node-control-{control}"
         told = outcome if control == NONE else noticed(outcome, control)
         print(f"record: {write_record(layout, told, started, record, kind='image', suffix=suffix)}")
-    print(f"{'PASS' if outcome.passed else 'FAIL'} in {time.monotonic() - started:.0f} s")
-    return 0 if outcome.passed else DIFFERENT
+    code = exit_code(outcome, control)
+    ending = (
+        ("PASS" if code == 0 else "FAIL")
+        if control == NONE
+        else f"control {'' if code == DIFFERENT else 'not '}noticed"
+    )
+    print(f"{ending} in {time.monotonic() - started:.0f} s")
+    return code
+
+
+def exit_code(outcome: Outcome, control: str) -> int:
+    """What this process ends with."""
+    if control == NONE:
+        return 0 if outcome.passed else DIFFERENT
+    return DIFFERENT if noticed(outcome, control).passed else NOT_NOTICED
 
 
 def noticed(outcome: Outcome, control: str) -> Outcome:
@@ -171,7 +200,7 @@ def main() -> int:
         code: int = command.main(prog_name="afd-entrypoint smoke", standalone_mode=False) or 0
         return code
     except AFDError as error:
-        print(f"afd-entrypoint: error: {' '.join(str(error).split())}", file=sys.stderr)
+        _fail(error)
         return error.exit_code
     except click.ClickException as error:
         print(f"afd-entrypoint: error: {error.format_message()} (see: smoke --help)", file=sys.stderr)
@@ -179,8 +208,12 @@ def main() -> int:
     except click.Abort:
         return 130
     except OSError as error:
-        print(f"afd-entrypoint: error: {error}", file=sys.stderr)
+        _fail(error)
         return ResourceError.exit_code
+
+
+def _fail(error: Exception) -> None:
+    print(f"afd-entrypoint: error: {' '.join(str(error).split())}", file=sys.stderr)
 
 
 if __name__ == "__main__":
