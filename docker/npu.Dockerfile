@@ -110,6 +110,7 @@ ARG CANN
 ARG TORCH
 ARG TORCH_NPU
 ARG TRITON_ASCEND
+ARG VLLM_VERSION
 ARG VLLM_COMMIT
 ARG VLLM_ASCEND_COMMIT
 ARG OPERATORS_COMMIT
@@ -146,6 +147,7 @@ LABEL org.opencontainers.image.title="${TITLE}" \
     io.afd.torch="${TORCH}" \
     io.afd.torch-npu="${TORCH_NPU}" \
     io.afd.triton-ascend="${TRITON_ASCEND}" \
+    io.afd.vllm.version="${VLLM_VERSION}" \
     io.afd.vllm.revision="${VLLM_COMMIT}" \
     io.afd.vllm-ascend.revision="${VLLM_ASCEND_COMMIT}" \
     io.afd.operators.revision="${OPERATORS_COMMIT}" \

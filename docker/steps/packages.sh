@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What a stage of an NPU image needs of the operating system: packages.sh OS runtime|build. Triton Ascend compiles
-# while it runs, so a compiler belongs to the runtime.
+# What a stage of an image needs of the operating system: packages.sh OS runtime|build. Triton Ascend compiles while it
+# runs, so a compiler belongs to the runtime of NPU images; the CPU image has none.
 set -euo pipefail
 
 usage() {
@@ -20,6 +20,18 @@ install_dnf() {
   dnf install -y --setopt=install_weak_deps=False "$@"
   dnf clean all
   rm -rf /var/cache/dnf /var/cache/yum
+}
+
+# A base that has them all needs no network here.
+install_missing_apt() {
+  local package missing=()
+  for package in "$@"; do
+    dpkg-query --show --showformat '${Status}\n' "$package" 2>/dev/null | grep -qx 'install ok installed' ||
+      missing+=("$package")
+  done
+  if [ ${#missing[@]} -gt 0 ]; then
+    install_apt "${missing[@]}"
+  fi
 }
 
 # The preload of another allocator is a choice (docs/images.md), and its file has one name in every image.
@@ -46,5 +58,7 @@ case "$1 $2" in
     allocator /usr/lib64
     ;;
   "openeuler24.03 build") install_dnf gcc git hiredis-devel libibverbs-devel make numactl-devel patch ;;
+  "debian12 runtime") install_missing_apt ca-certificates libgomp1 libnuma1 python3 python3-venv ;;
+  "debian12 build") install_missing_apt gcc libc6-dev ;;
   *) usage "$1" "$2" ;;
 esac

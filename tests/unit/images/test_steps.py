@@ -166,3 +166,68 @@ def test_a_compiler_that_does_not_come_to_its_end_ends_the_build(tmp_path: Path)
     wheel(tmp_path / "wheels", {"thing.py": "VALUE = 1\n", "dies.pth": DIES})
     done = run("install.sh", sys.executable, str(tmp_path / "afd"), str(tmp_path / "wheels"))
     assert done.returncode == 9
+
+
+CPU_LOCK = (
+    "left==1.0 \\\n    --hash=sha256:01 \\\n    --hash=sha256:02\n"
+    "cuda-bindings==3.0 ; sys_platform == 'linux' \\\n    --hash=sha256:03\n"
+    "nvidia-cudnn-cu13==9.0 ; sys_platform == 'linux' \\\n    --hash=sha256:04 \\\n    --hash=sha256:05\n"
+    "torch==4.0 \\\n    --hash=sha256:06\n"
+    "torchaudio==4.0 ; sys_platform == 'never' \\\n    --hash=sha256:07\n"
+    "triton==5.0 ; sys_platform == 'linux' \\\n    --hash=sha256:08\n"
+)
+
+
+def cpu_wheels(python3: Path, **environment: str) -> list[tuple[list[str], str]]:
+    """What pip is asked for, and the lock it is given."""
+    lock = python3.parent / "lock.txt"
+    lock.write_text(CPU_LOCK)
+    done = run(
+        "cpu-wheels.sh", str(lock), str(python3.parent / "wheels"), str(python3.parent / "build"),
+        **{"TORCH": "4.0", "PATH": f"{python3}:/usr/bin:/bin", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert ("no SHA-256" in done.stderr) == bool(environment.get("TORCH_INDEX"))
+    return [row for row in log(python3) if row[0][0] == "wheel"]
+
+
+def test_the_cpu_image_takes_the_whole_lock_with_its_hashes(python3: Path) -> None:
+    ((words, text),) = cpu_wheels(python3, TORCH_INDEX="")
+    assert {"--require-hashes", "--only-binary", "--no-deps"} <= set(words)
+    assert "--index-url" not in words
+    assert text == CPU_LOCK
+
+
+def test_with_an_index_of_cpu_only_torch_what_the_other_build_needs_is_left_out(python3: Path) -> None:
+    (torch, _), (words, text) = cpu_wheels(python3, TORCH_INDEX="https://cpu-only")
+    assert torch[-3:] == ["--index-url", "https://cpu-only", "torch==4.0+cpu"]
+    assert "--require-hashes" in words and "--index-url" not in words
+    kept = [
+        line.partition("==")[0] for line in text.splitlines() if "==" in line and not line.startswith(" ")
+    ]
+    assert kept == ["left", "torchaudio", "triton"]
+    assert [line.strip(" \\") for line in text.splitlines() if line.startswith(" ")] == [
+        f"--hash=sha256:{number}" for number in ("01", "02", "07", "08")
+    ]
+
+
+def test_a_base_with_another_python_ends_the_build() -> None:
+    major, minor = sys.version_info[:2]
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    assert run("check-python.sh", f"{major}.{minor}", PATH=path).returncode == 0
+    done = run("check-python.sh", f"{major}.{minor + 1}", PATH=path)
+    assert done.returncode == 1
+    assert f"has Python {major}.{minor}, the pins and the lock are for {major}.{minor + 1}" in done.stderr
+
+
+@pytest.mark.parametrize(("there", "asked"), [("gcc libc6-dev", ""), ("gcc", "libc6-dev")])
+def test_a_base_that_has_all_packages_needs_no_network(there: str, asked: str, tmp_path: Path) -> None:
+    for name, script in {
+        "dpkg-query": f'case " {there} " in *" ${{@: -1}} "*) echo "install ok installed";; *) exit 1;; esac',
+        "apt-get": f'echo "$@" >>{tmp_path}/log; exit 3',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    done = run("packages.sh", "debian12", "build", PATH=f"{tmp_path}:/usr/bin:/bin")
+    # The first thing it does otherwise is to ask the mirrors.
+    assert (done.returncode, (tmp_path / "log").exists()) == ((3, True) if asked else (0, False)), done.stderr
