@@ -16,6 +16,7 @@ from afd.agent.cores import Cores, binding, plan_threads
 from afd.doctor.check import GIB, MIB, Check, Finding, Group, Need, check, fail, judged, ok, warn
 from afd.doctor.image import VLLM_ASCEND
 from afd.doctor.subject import Subject
+from afd.doctor.user import brought
 
 # Two roles of a tiny model with vLLM's processes ran within 8 GiB; below 2 GiB vLLM alone does not start.
 _MEMORY_OK, _MEMORY_MIN = 8 * GIB, 2 * GIB
@@ -205,6 +206,9 @@ def compiler(subject: Subject) -> Finding:
         path = shutil.which(name, path=subject.env.get("PATH", os.defpath))
         if path is not None:
             return ok(path)
+    cache = subject.env.get("AFD_CACHE_DIR", "")
+    if cache and brought(subject, cache):
+        return ok(f"none, and none is needed: {cache} has the ring, compiled with the image")
     return warn(f"none of {', '.join(names)}", "")
 
 

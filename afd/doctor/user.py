@@ -19,6 +19,8 @@ from afd.errors import ConfigError
 
 _MODEL_FILES = (".safetensors", ".json", ".model", ".jinja", ".txt", ".tiktoken", ".py")
 _SHOWN = 3
+MADE_MODEL, MADE_RING = "models/*/afd_model.json", "afd-ring-*.so"
+"""What there is in a cache that was made, below it."""
 
 
 def _writable(subject: Subject, inside: str, remedy: str) -> Finding:
@@ -41,12 +43,22 @@ def _is_there(path: Path) -> bool:
         return False
 
 
+def brought(subject: Subject, inside: str) -> bool:
+    """Whether the image of ``subject`` has this cache in it, filled: the built-in models and the transport's ring."""
+    where = subject.path(inside)
+    try:
+        full = all(any(where.glob(kind)) for kind in (MADE_MODEL, MADE_RING))
+    except PermissionError:
+        return False
+    return subject.manifest is not None and full
+
+
 @check(
     "AFD-HOST-009",
     "cache",
     Group.HOST,
     about="AFD's directory for what it can make again",
-    expected="writable, with 1 GiB free",
+    expected="writable, with 1 GiB free, or brought by the image",
     fix="set AFD_CACHE_DIR to a writable directory",
 )
 def cache(subject: Subject) -> Finding:
@@ -61,7 +73,10 @@ def cache(subject: Subject) -> Finding:
             return fail(str(error), remedy)
     if not chosen and not home:
         return fail("neither AFD_CACHE_DIR nor HOME is set", remedy)
-    return _writable(subject, os.path.abspath(chosen) if chosen else f"{home}/.cache/afd", remedy)
+    inside = os.path.abspath(chosen) if chosen else f"{home}/.cache/afd"
+    if brought(subject, inside):
+        return ok(f"{inside} is part of the image, with everything that would be made there")
+    return _writable(subject, inside, remedy)
 
 
 @check(

@@ -11,6 +11,7 @@ from typing import Literal
 from afd.agent.model_files import inspect, resolve
 from afd.config import AFDConfig
 from afd.families import family_of
+from afd.images.manifest import Manifest
 from afd.support.records import (
     Cleanup,
     Comparison,
@@ -23,7 +24,7 @@ from afd.support.records import (
     write,
 )
 from afd.support.records import Layout as RecordLayout
-from afd.testing.records import commits, cpu_devices, now, scrub, stack
+from afd.testing.records import commits, commits_of, cpu_devices, now, scrub, stack, stack_of
 from afd.testing.smoke import Outcome
 from afd.testing.stack import Layout
 
@@ -36,10 +37,11 @@ def write_record(
     *,
     kind: Literal["smoke", "system", "image"] = "smoke",
     suffix: str = "",
+    image: Manifest | None = None,
 ) -> Path:
     """Write the record of a run that began at ``started`` (monotonic seconds) and return its path.
 
-    ``suffix`` is added to its name.
+    ``suffix`` is added to its name. ``image`` is the image that the roles ran in, for whoever watched from outside.
     """
     found = inspect(resolve(layout.model))
     config = AFDConfig()
@@ -58,8 +60,8 @@ def write_record(
         name="-".join(filter(None, (_name(layout, dtype, outcome.transport), suffix))),
         date=now(),
         duration_s=round(time.monotonic() - started, 1),
-        commits=commits(Path(__file__).resolve().parents[2]),
-        stack=stack(),
+        commits=commits(Path(__file__).resolve().parents[2]) if image is None else commits_of(image),
+        stack=stack() if image is None else stack_of(image),
         model=Model(
             name=layout.model if layout.model.startswith("builtin:") else Path(layout.model).name,
             family=family_of(found.architecture).name,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from afd.doctor import user
-from afd.doctor.check import FAIL, OK, SKIP, WARN
+from afd.doctor.check import FAIL, OK, SKIP, WARN, Finding
 from afd.doctor.subject import Subject
 from tests.unit.doctor.roots import MODEL, UID, Root
 
@@ -44,6 +44,22 @@ def test_a_cache_that_cannot_be_written_fails(tmp_path: Path) -> None:
 
 def test_the_cache_may_be_in_a_directory_that_does_not_exist_yet(tmp_path: Path) -> None:
     assert user.cache.run(Subject(env={"AFD_CACHE_DIR": str(tmp_path / "a/b/c")})).status == OK
+
+
+def test_a_cache_that_comes_full_with_the_image_need_not_be_writable(tmp_path: Path) -> None:
+    root = Root(tmp_path, "cpu")
+    cache = root.path("/var/cache/afd")
+    (cache / "models/tiny").mkdir(parents=True)
+    (cache / "models/tiny/afd_model.json").touch()
+
+    def found() -> Finding:
+        return user.cache.run(root.subject(uid=54321, env={"AFD_CACHE_DIR": "/var/cache/afd"}))
+
+    assert found().status == FAIL  # what is missing would have to be made
+    (cache / "afd-ring-x86_64-0.so").touch()
+    assert (found().status, "part of the image" in found().found) == (OK, True)
+    root.remove("/etc/afd/image.json")
+    assert found().status == FAIL
 
 
 def test_without_home_there_is_a_warning() -> None:

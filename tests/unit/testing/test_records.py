@@ -6,10 +6,13 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from afd.images import manifest
 from afd.support.records import write
 from afd.testing import records
+from tests.unit.manifest_examples import EXAMPLE as IMAGE
 from tests.unit.record_examples import record
 
 
@@ -49,3 +52,38 @@ def test_text_of_a_run_loses_what_is_private_to_the_machine(
 def test_a_record_of_this_machine_can_be_written(tmp_path: Path) -> None:
     made = record(stack=records.stack(), devices=records.cpu_devices(), date=records.now())
     write(made, tmp_path)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The root of an image that says what it was built from."""
+    (tmp_path / "etc/afd").mkdir(parents=True)
+    (tmp_path / "etc/afd/image.json").write_bytes(manifest.encode(IMAGE))
+    (tmp_path / "opt/afd/lib/site-packages").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+def test_inside_an_image_the_commit_is_the_one_that_it_was_built_from(dirty: bool, image: Path) -> None:
+    source = msgspec.structs.replace(IMAGE.afd, dirty=dirty)
+    (image / "etc/afd/image.json").write_bytes(manifest.encode(msgspec.structs.replace(IMAGE, afd=source)))
+    found = records.commits(image / "opt/afd/lib/site-packages", image)
+    assert (found.afd, found.dirty, found.vllm) == (IMAGE.afd.revision, dirty, IMAGE.vllm.commit)
+
+
+def test_an_image_of_unknown_source_is_no_evidence() -> None:
+    source = msgspec.structs.replace(IMAGE.afd, revision="unknown")
+    assert records.commits_of(msgspec.structs.replace(IMAGE, afd=source)).dirty
+
+
+def test_a_checkout_in_a_container_is_not_taken_for_the_image(image: Path) -> None:
+    (image / "checkout").mkdir()
+    assert records.commits(image / "checkout", image).afd == "unknown"
+
+
+def test_from_outside_a_container_the_stack_is_the_images() -> None:
+    found = records.stack_of(IMAGE)
+    assert found.versions["torch"] == IMAGE.packages["torch"]
+    assert found.versions["python"] == IMAGE.python
+    more = msgspec.structs.replace(IMAGE, packages={**IMAGE.packages, "other": "1.0"})
+    assert records.stack_of(more).digest != found.digest
