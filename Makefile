@@ -7,12 +7,12 @@ PYTEST := $(BIN)/python -m pytest --durations=5 --durations-min=1
 TIMED := python3 scripts/timed.py
 ARGS ?=
 # Images are built where nothing is set up: any Python that reads TOML will do.
-IMAGE = $(or $(PYTHON),$(wildcard $(BIN)/python),python3) -m scripts.image
+RECIPE = $(or $(PYTHON),$(wildcard $(BIN)/python),python3) -m scripts.image
 
 .DEFAULT_GOAL := help
 .PHONY: help setup smoke serve test test-rules test-unit test-contract test-wheel test-pairwise test-system \
 	lint lint-check lint-format lint-types lint-docker format chaos bench docs clean \
-	image images sources digests push save load release
+	image images sources digests push save load release sbom test-image
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test-pairwise: setup ## Only the selection of system tests that `make test` runs
 test-system: setup ## All system tests: real vLLM, real processes
 	@$(TIMED) system $(PYTEST) tests/system $(ARGS)
 
+test-image: setup ## Tests of a built image, with an engine (SOC=… ENGINE=… IMAGE=…); each run writes a record
+	@$(TIMED) image $(PYTEST) tests/image --records tests/records $(ARGS)
+
 lint: lint-check lint-format lint-types lint-docker ## Check style, types, Dockerfiles and shell scripts
 
 lint-check: setup
@@ -77,25 +80,28 @@ docs: setup ## Write the pages that are generated from code (a test compares the
 	@$(BIN)/python -m scripts.render_images
 
 image: ## Build a container image: SOC=cpu|a2|a3|a5 [OS= ARCH= ENGINE=docker|podman|buildah BASE= DRY_RUN=1 ARGS=]
-	@$(IMAGE) build
+	@$(RECIPE) build
 
 images: ## List the images that can be built, as SOC-OS-architecture
-	@$(IMAGE) names
+	@$(RECIPE) names
 
 push: ## Push a built image: SOC=… REGISTRY=registry.example/team
-	@$(IMAGE) push
+	@$(RECIPE) push
 
 save: ## Write a built image to an archive: SOC=… [FILE=build/….tar]
-	@$(IMAGE) save
+	@$(RECIPE) save
 
 load: ## Read an archive made by `make save`: FILE=…
-	@$(IMAGE) load
+	@$(RECIPE) load
+
+sbom: setup ## Write a bill of materials (CycloneDX) and the licenses of a built image: SOC=… [ENGINE= IMAGE=]
+	@$(BIN)/python -m scripts.image_sbom
 
 release: ## Build and push an image from a clean commit and a pinned digest: SOC=… REGISTRY=…
-	@$(IMAGE) release
+	@$(RECIPE) release
 
 sources: ## Prepare the upstream sources of an image, for a machine without a network: SOC=…
-	@$(IMAGE) sources
+	@$(RECIPE) sources
 
 digests: setup ## Ask the registries what the base images are now; writes docker/digests.json
 	@$(BIN)/python -m scripts.image_digests

@@ -10,6 +10,7 @@ environment. Whatever a person has to correct is one line and exit code 64.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -29,7 +30,7 @@ except ImportError:
 from afd.errors import ConfigError
 from afd.images import cell as matrix
 from afd.images import command, digests
-from scripts import image_sources
+from scripts import image_figures, image_sources
 
 ROOT = Path(__file__).resolve().parent.parent
 _SWITCH = {"": False, "0": False, "1": True}
@@ -68,9 +69,15 @@ def build(given: Mapping[str, str]) -> int:
     if switch(given, "DRY_RUN"):
         return 0
     prepare(pinned, cell, options, given)
-    done = run(words)
+    peak = image_figures.watched(options.engine, given)
+    with peak or contextlib.nullcontext():
+        done = run(words)
     if done == 0:
-        print(f"image: built {matrix.tag(here.version, cell, options.registry)}", flush=True)
+        built = matrix.tag(here.version, cell, options.registry)
+        total = image_figures.size(options.engine, built, given)
+        for line in image_figures.lines(peak, total, image_figures.layers(options.engine, built, given)):
+            print(f"image: {line}")
+        print(f"image: built {built}", flush=True)
     return done
 
 

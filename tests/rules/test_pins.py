@@ -91,7 +91,7 @@ def test_every_locked_package_has_a_hash() -> None:
 def test_the_locks_cover_every_direct_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     direct = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    names = {re.split(r"[;<>=! ]", line)[0].replace("_", "-") for line in direct}
+    names = {re.split(r"[\[;<>=! ]", line)[0].replace("_", "-") for line in direct}
     assert names - locked(LOCKS["cpu.txt"]).keys() == set(), "run scripts/lock.py"
 
 

@@ -17,7 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 NEEDED = ("afd/__init__.py", "afd/errors.py", "afd/toml_data.py", "afd/pins.py", "afd/pins.toml", "afd/images",
-          "scripts/image.py", "scripts/image_sources.py", "docker/digests.json", "VERSION")  # fmt: skip
+          "scripts/image.py", "scripts/image_sources.py", "scripts/image_figures.py", "docker/digests.json",
+          "VERSION")  # fmt: skip
 VERSION = (ROOT / "VERSION").read_text(encoding="utf-8").strip()
 # Python 3.10 reads TOML only with a package.
 PYTHON = [sys.executable, "-S"] if sys.version_info >= (3, 11) else [sys.executable]
@@ -67,7 +68,9 @@ def engine(tools: Path, name: str, code: int = 0) -> Path:
 
 
 def runs(log: Path) -> list[list[str]]:
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    """What the engine was told to do; not what it was asked about itself and its images."""
+    found = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    return [words for words in found if words[0] not in ("info", "history", "image", "images")]
 
 
 def image(project: Path, tools: Path, action: str, **given: str) -> subprocess.CompletedProcess[str]:
@@ -163,8 +166,9 @@ def test_the_engine_gets_exactly_what_was_printed(project: Path, tools: Path) ->
     )
     done = image(project, tools, "build", SOC="cpu", ARCH="amd64", ARGS="--network host")
     assert done.returncode == 0, done.stderr
-    printed, built = done.stdout.splitlines()
+    printed, peak, built = done.stdout.splitlines()
     assert printed == dry.stdout.strip()
+    assert peak.startswith("image: peak disk use of the build: not known")
     assert built == f"image: built afd:{VERSION}-cpu-debian12-amd64"
     (words,) = runs(log)
     assert words[-3:] == ["--network", "host", "."]
