@@ -38,10 +38,12 @@ Say = Callable[[str], None]
 
 @dataclass
 class Outcome:
-    """What a smoke run found. ``problems`` is empty when all is well; times are in seconds; None was not looked for."""
+    """What a run found. ``problems`` is empty when all is well, ``held`` is what else was looked at and was as it
+    should be; times are in seconds; None was not looked for."""
 
     comparison: Comparison = Comparison(())
     problems: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     sent_tokens: int = 0
     ffn_tokens: int = 0

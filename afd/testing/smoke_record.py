@@ -89,7 +89,10 @@ def write_record(
             ),
         ),
         counts=Counts(
-            passed=sum(verdict.agrees for verdict in verdicts), failed=len(reasons), errors=0, skipped=0
+            passed=sum(verdict.agrees for verdict in verdicts) + len(outcome.held),
+            failed=len(reasons),
+            errors=0,
+            skipped=0,
         ),
         reasons=tuple(reasons),
         cleanup=Cleanup(processes=outcome.left_processes, segments=outcome.left_segments),
