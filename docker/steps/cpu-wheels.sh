@@ -23,4 +23,5 @@ if [ -n "${TORCH_INDEX:-}" ]; then
 else
   get --require-hashes --requirement "$lock"
 fi
-"$build/bin/pip" install --no-cache-dir --no-deps --no-index --find-links "$wheels" setuptools
+# Some distributions put an older one into every environment.
+"$build/bin/pip" install --no-cache-dir --no-deps --no-index --upgrade --find-links "$wheels" setuptools
