@@ -59,7 +59,8 @@ if shutil.which("dpkg-query"):
             text = pathlib.Path("/usr/share/doc", name, "copyright")
             names = [l[8:].strip() for l in text.read_text(errors="replace").splitlines() if l.startswith("License:")] \
                 if text.exists() else []
-            system.append(["deb", name, version, arch, " AND ".join(sorted({n for n in names if n}))])
+            words = " AND ".join(sorted({n for n in names if n})) or (f"see {text}" if text.exists() else "")
+            system.append(["deb", name, version, arch, words])
 elif shutil.which("rpm"):
     form = "%{NAME}\t%{VERSION}-%{RELEASE}\t%{ARCH}\t%{LICENSE}\n"
     for line in subprocess.check_output(["rpm", "-qa", "--qf", form], text=True).splitlines():
