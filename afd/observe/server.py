@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from afd.control.ports import listen
 from afd.errors import AFDError
+from afd.observe.door import Door
 from afd.observe.metrics import CONTENT_TYPE, Metrics
 from afd.observe.operator import Action, Reply, Token, refusal
 from afd.observe.status import StatusSource
@@ -21,6 +23,8 @@ from afd.observe.status import StatusSource
 log = logging.getLogger(__name__)
 
 PORT = 9300
+KEEP_S = 20.0
+"""How long a connection is kept for another request. Scrapers come more often."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,22 @@ async def open_server(
         logger=_requests,
         handle_signals=False,
         shutdown_timeout=0.5,
+        keepalive_timeout=KEEP_S,
     )
+    door, server = Door(), None
     try:
         await runner.setup()
-        await web.SockSite(runner, socket).start()
+        handlers = runner.server
+        assert handlers is not None, "set up above"
+        server = await asyncio.get_running_loop().create_server(
+            lambda: door.visit(handlers()), sock=socket, backlog=128
+        )
         bound: int = socket.getsockname()[1]
         log.info("agent port: %s:%d", host, bound)
         yield AgentServer(host, bound)
     finally:
+        if server is not None:
+            server.close()
         await runner.cleanup()
         socket.close()
 

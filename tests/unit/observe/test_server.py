@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from afd.errors import ConfigError
+from afd.observe.door import MOST
 from afd.observe.metrics import Metrics
 from afd.observe.server import open_server
 from afd.observe.status import Status, not_ready, timestamp
@@ -168,3 +169,25 @@ def test_a_port_in_use_is_named_with_its_owner() -> None:
 
 def test_time_stamps_are_iso_8601_in_utc() -> None:
     assert timestamp(0) == "1970-01-01T00:00:00.000+00:00"
+
+
+def test_probes_are_answered_while_strangers_hold_connections_and_say_nothing() -> None:
+    """A few hundred would use up the file descriptors of a role, and it would end."""
+    source = Source()
+
+    async def run() -> tuple[int, int]:
+        async with open_server(source, Metrics(source.status), host="127.0.0.1", port=0) as server:
+            before = len(os.listdir("/proc/self/fd"))
+            strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+            try:
+                async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as client:
+                    async with client.get(f"http://127.0.0.1:{server.port}/livez") as response:
+                        held = len(os.listdir("/proc/self/fd")) - before - len(strangers)
+                        return response.status, held
+            finally:
+                for stranger in strangers:
+                    stranger.close()
+
+    code, held = asyncio.run(run())
+    assert code == 200
+    assert held <= MOST + 4  # and what the client itself needs
