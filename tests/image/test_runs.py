@@ -226,6 +226,8 @@ def test_what_a_person_wrote_wrongly_is_told_and_ends_with_64(
 
 
 def test_the_health_check_is_the_images_own_and_fails_without_roles(engine: Engine) -> None:
-    assert engine.inspect()["Config"]["Healthcheck"]["Test"] == ["CMD", "/opt/afd/bin/afd-healthcheck"]
+    found = engine.inspect()
+    check = found["Healthcheck"] if engine.name == "podman" else found["Config"]["Healthcheck"]
+    assert check["Test"] == ["CMD", "/opt/afd/bin/afd-healthcheck"]
     with Container(engine, "sleep", "300") as container:
         assert container.healthy()[0] == 1
